@@ -1,0 +1,56 @@
+# Every target sets up .venv first: Python 3.11+ is all a machine needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: help venv demo up test test-system check format protos baseline lock clean
+.DEFAULT_GOAL := help
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+venv: $(VENV)/.installed ## Set up .venv, where the `headway` command lives
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: venv ## Show what Headway is worth: round robin against adaptive on eight emulated GPUs
+	$(BIN)/headway demo
+
+up: venv ## Start the local stack and print its addresses
+	$(BIN)/headway up
+
+test: venv ## Run the tests, with the real Postgres, Envoy and NATS from wheels
+	$(BIN)/python -m pytest
+
+test-system: venv ## Run the tests that need Debian packages, which it installs
+	tools/install-system-packages
+	$(BIN)/python -m pytest tests/system
+
+check: venv ## Check format, lint, types, import rules and protos
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/protos.py check
+
+format: venv ## Format the code and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+protos: venv ## Generate the wire code
+	$(BIN)/python tools/protos.py generate
+
+baseline: venv ## Accept today's protos as what must not break
+	$(BIN)/python tools/protos.py baseline
+
+lock: venv ## Resolve the dependencies again
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --python-version 3.11 \
+		--extra dev pyproject.toml -o requirements.lock
+
+clean: ## Remove what the other targets made
+	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .headway
