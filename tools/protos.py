@@ -82,11 +82,11 @@ def main(verb: str) -> None:
     elif verb == "check":
         stage()
         buf("lint")
-        buf("breaking", "--against", str(BASELINE.relative_to(ROOT)))
+        buf("breaking", "build/protos/headway", "--against", str(BASELINE.relative_to(ROOT)))
         check_fresh()
     elif verb == "baseline":
         stage()
-        buf("build", "-o", str(BASELINE.relative_to(ROOT)))
+        buf("build", "build/protos/headway", "-o", str(BASELINE.relative_to(ROOT)))
     else:
         sys.exit(f"unknown verb {verb!r}: generate, check or baseline")
 
