@@ -64,9 +64,7 @@ def check_fresh() -> None:
         generate(Path(fresh))
         names = {str(p.relative_to(fresh)) for p in Path(fresh).rglob("*") if p.is_file()}
         ours = {
-            str(p.relative_to(GENERATED))
-            for p in GENERATED.rglob("*")
-            if p.is_file() and "__pycache__" not in p.parts
+            str(p.relative_to(GENERATED)) for p in GENERATED.rglob("*") if p.is_file() and "__pycache__" not in p.parts
         }
         _, mismatch, errors = filecmp.cmpfiles(fresh, GENERATED, sorted(names & ours), shallow=False)
         stale = sorted({*mismatch, *errors, *(names ^ ours)})

@@ -1,0 +1,47 @@
+"""What the scheduler decided, and why."""
+
+from dataclasses import dataclass
+
+from headway_scheduler.domain.endpoint import EndpointSpec
+from headway_scheduler.domain.request import TaskClass
+
+__all__ = ["Decision", "Placement", "Why"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """An endpoint as an answer names it."""
+
+    spec: EndpointSpec
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The reasons of a decision. `strategy` is a strategy's id, or a classic's algorithm when it stood in."""
+
+    strategy: str
+    fell_back_from: str
+    fallback_reason: str
+    prompt_tokens: int
+    matched_tokens: int
+    predicted_ttft_ms: float | None
+    task_class: TaskClass
+    task_weight: float
+    candidates: int
+    held_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An endpoint chosen and a place reserved on it."""
+
+    request_id: str
+    reservation_id: str
+    ttl_s: float
+    model: str
+    endpoint: Placement
+    prefill_endpoint: Placement | None
+    fallbacks: tuple[Placement, ...]
+    why: Why
+    cache_salt: str = ""

@@ -1,0 +1,225 @@
+"""Desired state: what admins configured. Kept in Postgres, held in memory as one frozen snapshot."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from headway_scheduler.domain.endpoint import SchedulingState
+
+__all__ = [
+    "AuditEntry",
+    "Binding",
+    "BindingMode",
+    "Credential",
+    "DesiredState",
+    "GpuGroup",
+    "Model",
+    "Principal",
+    "Quotas",
+    "Role",
+    "StoredMeta",
+    "StrategyBinding",
+    "StrategyConfig",
+    "StrategyRevision",
+    "Tenant",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMeta:
+    """What the store adds to a resource: its version and its times."""
+
+    etag: str
+    create_time: datetime
+    update_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Limits of a tenant; 0 means none."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    max_inflight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who sends requests. `priority`: -1 best effort, 0 standard, 1 critical."""
+
+    id: str
+    display_name: str = ""
+    isolation_domain: str = ""
+    weight: float = 1.0
+    priority: int = 0
+    quotas: Quotas = Quotas()
+    models: tuple[str, ...] = ()
+    meta: StoredMeta | None = None
+
+    @property
+    def domain(self) -> str:
+        """What may share a KV cache: the isolation domain, by default the tenant alone.
+
+        The two live in separate namespaces, so a domain named like another tenant never joins it by accident.
+        """
+        return f"domain/{self.isolation_domain}" if self.isolation_domain else f"tenant/{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGroup:
+    """A named set of nodes or endpoints: by label selector, by name, or all."""
+
+    id: str
+    display_name: str = ""
+    selector: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    all: bool = False
+    meta: StoredMeta | None = None
+
+    def holds(self, endpoint: str, node: str, labels: Mapping[str, str]) -> bool:
+        """Is the endpoint (its id, its node's id, the labels of both) a member?"""
+        if self.all or endpoint in self.endpoints or node in self.nodes:
+            return True
+        return bool(self.selector) and all(labels.get(key) == value for key, value in self.selector.items())
+
+
+class BindingMode(StrEnum):
+    """How a tenant uses a GPU group."""
+
+    DEDICATED = "dedicated"
+    SHARED = "shared"
+    BURST = "burst"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A tenant may use a GPU group; lower `order` first."""
+
+    tenant: str
+    group: str
+    mode: BindingMode = BindingMode.SHARED
+    order: int = 0
+    weight: float = 1.0
+    meta: StoredMeta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """An entry of the catalogue. `discovered`: an agent reported it, no admin wrote it."""
+
+    id: str
+    aliases: tuple[str, ...] = ()
+    tokenizer: str = ""
+    max_context_tokens: int = 0
+    discovered: bool = False
+    meta: StoredMeta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyConfig:
+    """A strategy as configured: an algorithm of the catalogue, its parameters, and what stands in for it.
+
+    `time_budget_us` 0 means the default.
+    """
+
+    id: str
+    algorithm: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # JSON values, checked by the algorithm itself
+    enabled: bool = True
+    fallback_algorithm: str = "least_request"
+    time_budget_us: int = 0
+    display_name: str = ""
+    revision: int = 1
+    meta: StoredMeta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRevision:
+    """A strategy as it was."""
+
+    config: StrategyConfig
+    create_time: datetime
+    author: str
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyBinding:
+    """Where a strategy applies; all of tenant, model and group empty is the default."""
+
+    id: str
+    strategy: str
+    tenant: str = ""
+    model: str = ""
+    group: str = ""
+    shadow: bool = False
+    meta: StoredMeta | None = None
+
+
+class Role(StrEnum):
+    """What a principal may do."""
+
+    AGENT = "agent"
+    ROUTER = "router"
+    ADMIN = "admin"
+    VIEWER = "viewer"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """Who may call. Only the token's SHA-256 is kept."""
+
+    id: str
+    role: Role
+    token_sha256: bytes
+    node: str = ""
+    tenants: tuple[str, ...] = ()
+    expire_time: datetime | None = None
+    revoked: bool = False
+    meta: StoredMeta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """An authenticated caller. `tenants` holds what it may name; `*` is any, the first is its own."""
+
+    id: str
+    role: Role
+    node: str = ""
+    tenants: tuple[str, ...] = ("*",)
+
+    def may_name(self, tenant: str) -> bool:
+        """May it act for this tenant?"""
+        return "*" in self.tenants or tenant in self.tenants
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One admin write: who, what, before, after."""
+
+    id: int
+    time: datetime
+    principal: str
+    method: str
+    resource: str
+    before: Mapping[str, Any] | None  # the resource as JSON
+    after: Mapping[str, Any] | None
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredState:
+    """Everything admins configured, by id, at one moment. `version` grows with every change of the store."""
+
+    version: int = 0
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
+    groups: Mapping[str, GpuGroup] = field(default_factory=dict)
+    bindings: tuple[Binding, ...] = ()
+    models: Mapping[str, Model] = field(default_factory=dict)
+    strategies: Mapping[str, StrategyConfig] = field(default_factory=dict)
+    strategy_bindings: tuple[StrategyBinding, ...] = ()
+    credentials: Mapping[str, Credential] = field(default_factory=dict)
+    node_states: Mapping[str, SchedulingState] = field(default_factory=dict)
+    endpoint_states: Mapping[str, SchedulingState] = field(default_factory=dict)

@@ -1,0 +1,75 @@
+"""One request to be routed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = ["BlocksPrompt", "Prompt", "Request", "Subset", "TaskClass", "TextPrompt", "TokensPrompt"]
+
+
+class TaskClass(StrEnum):
+    """How much work a request is likely to be (ARTICLE.md's complexity classes)."""
+
+    SHORT = "short"
+    CHAT = "chat"
+    LONG = "long"
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """The canonical prompt's UTF-8 bytes. `text_at` is where the first message's own text starts, for fingerprints."""
+
+    data: bytes
+    text_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokensPrompt:
+    """Token ids as little-endian u32, four bytes each."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksPrompt:
+    """Only the chained hashes of the full blocks are known."""
+
+    scheme: str
+    hashes: Sequence[int]
+
+
+Prompt = TextPrompt | TokensPrompt | BlocksPrompt | None
+
+
+@dataclass(frozen=True, slots=True)
+class Subset:
+    """Limits candidates; every non-empty part must match. `endpoints` holds ids, `ip:port` or `ip`."""
+
+    endpoints: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A validated request: names resolved to ids, prompt in canonical form.
+
+    `prompt_tokens` is exact where ids were given, else estimated by the model's bytes a token. `max_wait_s` is None
+    where the caller left it to the scheduler. `priority`: -1 best effort, 0 standard, 1 critical.
+    """
+
+    request_id: str
+    tenant: str
+    domain: str
+    model: str
+    prompt: Prompt = None
+    prompt_tokens: int = 0
+    adapter: str = ""
+    max_tokens: int | None = None
+    task_class: TaskClass = TaskClass.CHAT
+    session_id: str = ""
+    priority: int = 0
+    ttft_objective_ms: float | None = None
+    tpot_objective_ms: float | None = None
+    max_wait_s: float | None = None
+    excluded: frozenset[str] = frozenset()
+    subset: Subset | None = None

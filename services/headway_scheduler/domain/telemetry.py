@@ -1,0 +1,45 @@
+"""What one agent streams, in domain terms."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headway_scheduler.domain.device import Device, DeviceSample
+from headway_scheduler.domain.endpoint import EndpointSpec, EngineSample
+
+__all__ = ["Hello", "KvEvents", "Sample"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The full state of one node, at the start of every stream. `clock_s` is the agent's Unix time."""
+
+    node: str
+    instance_id: str
+    boot_id: str = ""
+    agent_version: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
+    endpoints: tuple[EndpointSpec, ...] = ()
+    clock_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One numbered reading of everything on a node."""
+
+    sequence: int
+    devices: tuple[DeviceSample, ...] = ()
+    engines: tuple[EngineSample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KvEvents:
+    """What an endpoint's KV cache gained and lost, as chained index-block hashes."""
+
+    endpoint: str
+    sequence: int
+    scheme: str
+    stored: tuple[int, ...] = ()
+    removed: tuple[int, ...] = ()
+    cleared: bool = False
+    tier: str = "gpu"

@@ -1,0 +1,248 @@
+"""Every refusal and failure the scheduler can answer, one class each.
+
+A class names its `status` (a gRPC status code's name), its `reason` (ErrorInfo.reason) and carries its facts as
+fields; `rpc.interceptors` turns it into a status with exactly one ErrorInfo. An HTTP data plane maps the status by
+the table in docs/refusals.md.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+__all__ = [
+    "AllDraining",
+    "AllUnhealthy",
+    "DuplicateName",
+    "DuplicateNode",
+    "HeadwayError",
+    "HoldExpired",
+    "InUse",
+    "InvalidField",
+    "ModelNotAllowed",
+    "NoCredential",
+    "NoEndpoints",
+    "NotPermitted",
+    "QueueFull",
+    "RequestIdInUse",
+    "Saturated",
+    "ShuttingDown",
+    "StaleEtag",
+    "StoreDown",
+    "TenantInflight",
+    "TenantNotAllowed",
+    "TenantRequests",
+    "TenantTokens",
+    "UnknownModel",
+    "UnknownResource",
+    "UnknownTenant",
+]
+
+
+class HeadwayError(Exception):
+    """Base of every answer that is not a success.
+
+    `facts` become ErrorInfo.metadata: short strings, never a prompt or a secret. `retry_after_s` becomes RetryInfo.
+    """
+
+    status: ClassVar[str] = "INTERNAL"
+    reason: ClassVar[str] = "INTERNAL"
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, **facts: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+        self.facts: Mapping[str, str] = facts
+
+
+class InvalidField(HeadwayError):
+    """The caller sent something wrong; `field` is its path in the request."""
+
+    status = "INVALID_ARGUMENT"
+    reason = "INVALID_FIELD"
+
+    def __init__(self, field: str, problem: str, **facts: str) -> None:
+        super().__init__(f"{field}: {problem}", retry_after_s=None, field=field, **facts)
+        self.field = field
+        self.problem = problem
+
+
+class RequestIdInUse(HeadwayError):
+    """A live request has this id and another prompt or model."""
+
+    status = "ALREADY_EXISTS"
+    reason = "REQUEST_ID_IN_USE"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request_id: {request_id!r} is in flight for a different request", field="request_id")
+
+
+class UnknownResource(HeadwayError):
+    """Nothing has this name."""
+
+    status = "NOT_FOUND"
+    reason = "UNKNOWN_RESOURCE"
+
+    def __init__(self, name: str, field: str = "name") -> None:
+        super().__init__(f"{field}: {name!r} does not exist", field=field, resource=name)
+        self.name = name
+
+
+class UnknownModel(UnknownResource):
+    """The catalogue has no such model or alias."""
+
+    reason = "UNKNOWN_MODEL"
+
+    def __init__(self, model: str, field: str = "model") -> None:
+        super().__init__(model, field)
+
+
+class UnknownTenant(UnknownResource):
+    """There is no such tenant."""
+
+    reason = "UNKNOWN_TENANT"
+
+    def __init__(self, tenant: str, field: str = "tenant") -> None:
+        super().__init__(tenant, field)
+
+
+class DuplicateName(HeadwayError):
+    """A resource of this name exists."""
+
+    status = "ALREADY_EXISTS"
+    reason = "DUPLICATE_NAME"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"name: {name!r} exists already", field="name", resource=name)
+
+
+class DuplicateNode(HeadwayError):
+    """Another live agent streams under this node name."""
+
+    status = "ALREADY_EXISTS"
+    reason = "DUPLICATE_NODE"
+
+    def __init__(self, node: str) -> None:
+        super().__init__(f"hello.node: another agent is connected as {node!r}", field="hello.node", node=node)
+
+
+class StaleEtag(HeadwayError):
+    """The resource changed since the caller read it."""
+
+    status = "ABORTED"
+    reason = "STALE_ETAG"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"etag: {name!r} has changed since you read it; read it again", field="etag", resource=name)
+
+
+class InUse(HeadwayError):
+    """Something still depends on the resource."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "IN_USE"
+
+    def __init__(self, name: str, user: str) -> None:
+        super().__init__(f"name: {name!r} is in use by {user}", field="name", resource=name, user=user)
+
+
+class NoCredential(HeadwayError):
+    """No credential, or one that is unknown, expired or revoked."""
+
+    status = "UNAUTHENTICATED"
+    reason = "NO_CREDENTIAL"
+
+
+class NotPermitted(HeadwayError):
+    """The principal's role does not allow the method or the resource."""
+
+    status = "PERMISSION_DENIED"
+    reason = "NOT_PERMITTED"
+
+
+class TenantNotAllowed(HeadwayError):
+    """The principal may not name this tenant."""
+
+    status = "PERMISSION_DENIED"
+    reason = "TENANT_NOT_ALLOWED"
+
+    def __init__(self, tenant: str) -> None:
+        super().__init__(f"tenant: this credential may not act for {tenant!r}", field="tenant", tenant=tenant)
+
+
+class ModelNotAllowed(HeadwayError):
+    """The tenant may not use this model."""
+
+    status = "PERMISSION_DENIED"
+    reason = "MODEL_NOT_ALLOWED"
+
+    def __init__(self, tenant: str, model: str) -> None:
+        super().__init__(f"model: {tenant!r} may not use {model!r}", field="model", tenant=tenant, model=model)
+
+
+class Saturated(HeadwayError):
+    """There is capacity, all of it is busy, and the call may not be held."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "SATURATED"
+
+
+class HoldExpired(Saturated):
+    """The call was held as long as it allowed, and nothing became free."""
+
+    reason = "HOLD_EXPIRED"
+
+
+class QueueFull(Saturated):
+    """Too many calls are held already."""
+
+    reason = "QUEUE_FULL"
+
+
+class TenantRequests(Saturated):
+    """The tenant's requests per minute are used up."""
+
+    reason = "TENANT_REQUESTS"
+
+
+class TenantTokens(Saturated):
+    """The tenant's tokens per minute are used up."""
+
+    reason = "TENANT_TOKENS"
+
+
+class TenantInflight(Saturated):
+    """The tenant has as many requests in flight as it may."""
+
+    reason = "TENANT_INFLIGHT"
+
+
+class NoEndpoints(HeadwayError):
+    """The model is in the catalogue and no endpoint within the tenant's groups and the subset serves it."""
+
+    status = "UNAVAILABLE"
+    reason = "NO_ENDPOINTS"
+
+
+class AllUnhealthy(NoEndpoints):
+    """Every endpoint that could serve it is unhealthy, lost or stale."""
+
+    reason = "ALL_UNHEALTHY"
+
+
+class AllDraining(NoEndpoints):
+    """Every endpoint that could serve it is cordoned or draining."""
+
+    reason = "ALL_DRAINING"
+
+
+class ShuttingDown(HeadwayError):
+    """This scheduler is going away; ask another."""
+
+    status = "UNAVAILABLE"
+    reason = "SHUTTING_DOWN"
+
+
+class StoreDown(HeadwayError):
+    """Postgres cannot be reached; Route goes on, writes do not."""
+
+    status = "UNAVAILABLE"
+    reason = "STORE_DOWN"
