@@ -1,6 +1,6 @@
 """One request to be routed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -17,10 +17,9 @@ class TaskClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """The canonical prompt's UTF-8 bytes. `text_at` is where the first message's own text starts, for fingerprints."""
+    """The canonical prompt's UTF-8 bytes."""
 
     data: bytes
-    text_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class BlocksPrompt:
     """Only the chained hashes of the full blocks are known."""
 
     scheme: str
-    hashes: Sequence[int]
+    hashes: tuple[int, ...]
 
 
 Prompt = TextPrompt | TokensPrompt | BlocksPrompt | None

@@ -1,0 +1,397 @@
+"""The live fleet: nodes, their devices, endpoints, and which of them may be chosen.
+
+Everything here belongs to one event loop. Agents' messages come in as domain values; what a decision reads is the
+columns, the pools and the groups.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from headway_scheduler.domain.desired import DesiredState
+from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceSample
+from headway_scheduler.domain.endpoint import EndpointSpec, EngineSample, SchedulingState
+from headway_scheduler.domain.measurement import MissingReason
+from headway_scheduler.domain.telemetry import Hello, Sample
+from headway_scheduler.errors import DuplicateNode
+from headway_scheduler.fleet.columns import Columns, Slots
+from headway_scheduler.fleet.health import Ejections
+
+__all__ = ["Endpoint", "Fleet", "FleetConfig", "Node"]
+
+_HOT_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "power_brake"})
+_NONE: Final = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """Times in seconds. `stale_share`: when more of the nodes went stale at once, the scheduler is the one cut off."""
+
+    stale_after_s: float = 5.0
+    forget_after_s: float = 600.0
+    stale_share: float = 0.5
+    clock_skew_warning_s: float = 5.0
+
+
+@dataclass(slots=True)
+class Node:
+    """A host with an agent, and what the agent said last. Times are the scheduler's clock, in seconds."""
+
+    id: str
+    hello: Hello
+    connected: bool = False
+    stale: bool = False
+    heard_at: float = 0.0
+    sequence: int = 0
+    clock_skew_s: float = 0.0
+    state: SchedulingState = SchedulingState.ACTIVE
+    samples: dict[str, DeviceSample] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    endpoints: dict[str, "Endpoint"] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """One engine rank that an agent announced. `failed`: why its devices cannot serve, or empty."""
+
+    id: str
+    slot: int
+    spec: EndpointSpec
+    node: Node
+    state: SchedulingState = SchedulingState.ACTIVE
+    ready: bool = True
+    sample: EngineSample | None = None
+    failed: str = ""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Its own labels over its node's."""
+        return {**self.node.hello.labels, **self.spec.labels}
+
+
+class Fleet:
+    """Nodes and endpoints by id, and the columns behind them.
+
+    `on_removed` and `on_restarted` are called with an endpoint before its slot is reused, and when its engine lost
+    its memory. `version` grows when membership changes.
+    """
+
+    def __init__(self, config: FleetConfig | None = None) -> None:
+        self.config = config or FleetConfig()
+        self.columns = Columns()
+        self.nodes: dict[str, Node] = {}
+        self.endpoints: dict[str, Endpoint] = {}
+        self.by_slot: dict[int, Endpoint] = {}
+        self.ejections = Ejections()
+        self.version = 0
+        self.guards_frozen = False
+        self.on_removed: list[Callable[[Endpoint], None]] = []
+        self.on_restarted: list[Callable[[Endpoint], None]] = []
+        self.on_added: list[Callable[[Endpoint], None]] = []
+        self._free: list[int] = []
+        self._used = 0
+        self._desired = DesiredState()
+        self._pools: dict[tuple[str, str], Slots] = {}
+        self._tenant_slots: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
+        self._candidates: dict[tuple[str, str, str], tuple[Slots, Slots]] = {}
+
+    # What agents say
+
+    def connect(self, hello: Hello, now: float) -> Node:
+        """An agent's full state. Raises DuplicateNode while another instance of that name is connected and alive."""
+        node = self.nodes.get(hello.node)
+        if node is None:
+            node = self.nodes[hello.node] = Node(hello.node, hello)
+            node.state = self._desired.node_states.get(node.id, SchedulingState.ACTIVE)
+        elif node.connected and node.hello.instance_id != hello.instance_id and not self._overdue(node, now):
+            raise DuplicateNode(hello.node)
+        if node.hello.instance_id != hello.instance_id:
+            node.sequence = 0
+            node.failures.clear()
+        node.hello, node.connected, node.stale, node.heard_at = hello, True, False, now
+        announced = {spec.id for spec in hello.endpoints}
+        for endpoint in [e for e in node.endpoints.values() if e.id not in announced]:
+            self.remove_endpoint(endpoint.id)
+        for spec in hello.endpoints:
+            self.put_endpoint(node, spec)
+        self._changed(node.endpoints.values())
+        return node
+
+    def disconnect(self, node_id: str, instance_id: str) -> None:
+        """That instance's stream ended. Its endpoints stay until they are stale."""
+        node = self.nodes.get(node_id)
+        if node is not None and node.hello.instance_id == instance_id:
+            node.connected = False
+
+    def put_endpoint(self, node: Node, spec: EndpointSpec) -> Endpoint:
+        """An endpoint appeared on `node`, or changed."""
+        endpoint = self.endpoints.get(spec.id)
+        if endpoint is not None and endpoint.node is not node:
+            self.remove_endpoint(endpoint.id)  # the address moved to another host
+            endpoint = None
+        if endpoint is None:
+            return self._add(node, spec)
+        before, endpoint.spec, endpoint.ready = endpoint.spec, spec, spec.ready
+        self.columns.kv_capacity[endpoint.slot] = spec.kv_capacity_tokens.or_nan()
+        if before.engine_boot_id != spec.engine_boot_id:
+            for listener in self.on_restarted:
+                listener(endpoint)
+        if before != spec:
+            self._changed([endpoint])
+        return endpoint
+
+    def remove_endpoint(self, endpoint_id: str) -> None:
+        """An endpoint went away for good."""
+        endpoint = self.endpoints.pop(endpoint_id, None)
+        if endpoint is None:
+            return
+        self.columns.open[endpoint.slot] = False
+        for listener in self.on_removed:
+            listener(endpoint)
+        del endpoint.node.endpoints[endpoint_id]
+        del self.by_slot[endpoint.slot]
+        self.ejections.forget(endpoint_id)
+        self._free.append(endpoint.slot)
+        self._changed()
+
+    def apply_sample(self, node: Node, sample: Sample, now: float) -> bool:
+        """A reading; False if a newer one was applied before it."""
+        if sample.sequence <= node.sequence:
+            return False
+        node.sequence, node.heard_at = sample.sequence, now
+        for reading in sample.devices:
+            node.samples[reading.uuid] = reading
+        for engine in sample.engines:
+            if engine.id in node.endpoints:
+                self._apply_engine(node.endpoints[engine.id], engine, now)
+        for endpoint in node.endpoints.values():
+            self._apply_devices(endpoint)
+        node.stale = False
+        self.refresh_guards(node.endpoints.values())
+        return True
+
+    def apply_device_event(self, node: Node, event: DeviceEvent) -> None:
+        """A device failed: its endpoints are closed until it recovers."""
+        if event.kind is DeviceEventKind.RECOVERED:
+            node.failures.pop(event.uuid, None)
+        else:
+            node.failures[event.uuid] = event.kind.value if not event.xid else f"{event.kind.value} {event.xid}"
+        for endpoint in node.endpoints.values():
+            self._apply_devices(endpoint)
+        self.refresh_guards(node.endpoints.values())
+
+    # What admins want
+
+    def set_desired(self, desired: DesiredState) -> None:
+        """Take over groups, bindings and scheduling states."""
+        self._desired = desired
+        for node in self.nodes.values():
+            node.state = desired.node_states.get(node.id, SchedulingState.ACTIVE)
+        for endpoint in self.endpoints.values():
+            endpoint.state = desired.endpoint_states.get(endpoint.id, SchedulingState.ACTIVE)
+        self._changed(self.endpoints.values())
+
+    def forget_node(self, node_id: str) -> None:
+        """Remove a node and its endpoints."""
+        node = self.nodes.pop(node_id)
+        for endpoint_id in list(node.endpoints):
+            self.remove_endpoint(endpoint_id)
+
+    # What time does
+
+    def sweep(self, now: float) -> None:
+        """Mark silent nodes stale, forget those gone for long, and let ejected endpoints back in.
+
+        When more than `stale_share` of the nodes fell silent together, the fault is on our side: guards freeze.
+        """
+        overdue = [node for node in self.nodes.values() if self._overdue(node, now)]
+        self.guards_frozen = len(overdue) > self.config.stale_share * len(self.nodes)
+        if self.guards_frozen:
+            return
+        for node in overdue:
+            if not node.stale:
+                node.stale = True
+                self.refresh_guards(node.endpoints.values())
+            if not node.connected and now - node.heard_at > self.config.forget_after_s:
+                self.forget_node(node.id)
+        for endpoint_id in self.ejections.expire(now):
+            if endpoint_id in self.endpoints:
+                self.refresh_guards([self.endpoints[endpoint_id]])
+
+    # What decisions read
+
+    def pool(self, model: str, adapter: str = "") -> Slots:
+        """Slots of the endpoints that serve `model`; with an adapter, those that say they hold it, if any does."""
+        key = (model, adapter)
+        slots = self._pools.get(key)
+        if slots is None:
+            serving = [e for e in self.endpoints.values() if model in e.spec.models]
+            holding = [e for e in serving if adapter and adapter in e.spec.adapters]
+            slots = self._pools[key] = np.array(sorted(e.slot for e in holding or serving), np.int32)
+        return slots
+
+    def candidates(self, tenant: str, model: str, adapter: str) -> tuple[Slots, Slots]:
+        """The pool within the tenant's GPU groups: those it may always use, and those it may burst into."""
+        key = (tenant, model, adapter)
+        found = self._candidates.get(key)
+        if found is None:
+            own, burst = self._slots_of(tenant)
+            pool = self.pool(model, adapter)
+            found = (_within(pool, own), _within(pool, burst))
+            self._candidates[key] = found
+        return found
+
+    def groups_of(self, endpoint: Endpoint) -> list[str]:
+        """Ids of the GPU groups an endpoint belongs to."""
+        labels = endpoint.labels
+        return [g.id for g in self._desired.groups.values() if g.holds(endpoint.id, endpoint.node.id, labels)]
+
+    def tenants_of(self, endpoint: Endpoint) -> list[str]:
+        """Ids of the tenants that may use an endpoint."""
+        return [t for t in self._desired.tenants if any(endpoint.slot in slots for slots in self._slots_of(t))]
+
+    def hard_guards(self, endpoint: Endpoint) -> list[str]:
+        """Why it must not be chosen, the admin's word first; empty: it may."""
+        found = []
+        for state in (endpoint.state, endpoint.node.state):
+            if state is not SchedulingState.ACTIVE and state.value not in found:
+                found.append(state.value)
+        if endpoint.node.stale:
+            found.append("stale")
+        if not endpoint.ready:
+            found.append("not_ready")
+        if endpoint.failed:
+            found.append("device_failed")
+        if self.ejections.ejected(endpoint.id):
+            found.append("ejected")
+        return found
+
+    def refresh_guards(self, endpoints: Iterable[Endpoint]) -> None:
+        """Recompute the `open` column of these endpoints."""
+        for endpoint in endpoints:
+            self.columns.open[endpoint.slot] = not self.hard_guards(endpoint)
+
+    def find(self, name: str) -> Endpoint | None:
+        """The endpoint of this id or address (the first rank there)."""
+        return self.endpoints.get(name) or self.endpoints.get(f"{name}@0")
+
+    def record_outcome(self, endpoint: Endpoint, failed: bool, now: float) -> None:
+        """A request ended there. Endpoints that keep failing are ejected for a while, never more than half of all."""
+        if self.ejections.record(endpoint.id, failed, now, len(self.endpoints)):
+            self.refresh_guards([endpoint])
+
+    # Inside
+
+    def _add(self, node: Node, spec: EndpointSpec) -> Endpoint:
+        slot = self._free.pop() if self._free else self._used
+        if slot == self._used:
+            self._used += 1
+            if self._used > self.columns.capacity:
+                self.columns.grow()
+        self.columns.reset(slot)
+        endpoint = Endpoint(spec.id, slot, spec, node, ready=spec.ready)
+        endpoint.state = self._desired.endpoint_states.get(endpoint.id, SchedulingState.ACTIVE)
+        self.endpoints[endpoint.id] = self.by_slot[slot] = node.endpoints[endpoint.id] = endpoint
+        self.columns.ring[slot] = xxh3_64_intdigest(endpoint.id.encode())
+        self.columns.kv_capacity[slot] = spec.kv_capacity_tokens.or_nan()
+        for listener in self.on_added:
+            listener(endpoint)
+        self._changed([endpoint])
+        return endpoint
+
+    def _apply_engine(self, endpoint: Endpoint, sample: EngineSample, now: float) -> None:
+        columns, slot = self.columns, endpoint.slot
+        endpoint.sample, endpoint.ready = sample, sample.ready
+        columns.sampled_at[slot] = now
+        columns.kv_use[slot] = sample.kv_use.or_nan()
+        if sample.running.value is not None:
+            seen = sample.running.value + (sample.waiting.value or 0.0)
+            # What the engine has beyond our reservations. Never negative: what we just sent may not be there yet.
+            columns.external[slot] = max(0.0, seen - float(columns.inflight[slot]))
+
+    def _apply_devices(self, endpoint: Endpoint) -> None:
+        node, columns, slot = endpoint.node, self.columns, endpoint.slot
+        devices = {device.uuid: device for device in node.hello.devices}
+        memory, utilization, temperature, heat, power = [], [], [], [], []
+        throttled, failed = False, ""
+        for uuid in endpoint.spec.device_uuids:
+            failed = failed or node.failures.get(uuid, "")
+            device, sample = devices.get(uuid), node.samples.get(uuid)
+            if device is None or sample is None:
+                continue
+            if sample.memory_used_bytes.missing is MissingReason.LOST:
+                failed = failed or "lost"
+            memory.append(_ratio(sample.memory_used_bytes.value, device.memory_total_bytes.value))
+            utilization.append(sample.utilization.or_nan())
+            temperature.append(sample.temperature_c.or_nan())
+            heat.append(_ratio(sample.temperature_c.value, device.temperature_slowdown_c.value))
+            power.append(_ratio(sample.power_w.value, device.power_limit_w.value))
+            throttled = throttled or not _HOT_REASONS.isdisjoint(sample.throttle_reasons)
+        endpoint.failed = failed
+        kv_use = columns.kv_use[slot]
+        columns.memory_pressure[slot] = kv_use if not np.isnan(kv_use) else _highest(memory)
+        columns.utilization[slot] = _highest(utilization)
+        columns.temperature_c[slot] = _highest(temperature)
+        columns.heat[slot] = _highest(heat)
+        columns.power[slot] = _highest(power)
+        columns.throttled[slot] = throttled
+
+    def _overdue(self, node: Node, now: float) -> bool:
+        return now - node.heard_at > self.config.stale_after_s
+
+    def _slots_of(self, tenant: str) -> tuple[frozenset[int], frozenset[int]]:
+        found = self._tenant_slots.get(tenant)
+        if found is None:
+            found = self._tenant_slots[tenant] = tenant_slots(self._desired, tenant, self.endpoints)
+        return found
+
+    def _changed(self, endpoints: Iterable[Endpoint] = ()) -> None:
+        self.version += 1
+        self._pools.clear()
+        self._candidates.clear()
+        self._tenant_slots.clear()
+        self.refresh_guards(endpoints)
+
+
+def tenant_slots(
+    desired: DesiredState, tenant: str, endpoints: Mapping[str, Endpoint]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Slots a tenant may always use, and slots it may burst into.
+
+    A group bound as dedicated belongs to its tenant alone: its members leave every other tenant's groups.
+    """
+    members: dict[str, set[int]] = {
+        group.id: {e.slot for e in endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
+        for group in desired.groups.values()
+    }
+    own: set[int] = set()
+    burst: set[int] = set()
+    others: set[int] = set()
+    for binding in desired.bindings:
+        slots = members.get(binding.group, set())
+        if binding.tenant != tenant:
+            if binding.mode == "dedicated":
+                others |= slots
+        elif binding.mode == "burst":
+            burst |= slots
+        else:
+            own |= slots
+    return frozenset(own - others), frozenset(burst - own - others)
+
+
+def _within(pool: Slots, allowed: frozenset[int]) -> Slots:
+    if not allowed or not len(pool):
+        return _NONE
+    return np.array([slot for slot in pool.tolist() if slot in allowed], np.int32)
+
+
+def _ratio(value: float | None, limit: float | None) -> float:
+    return float("nan") if value is None or not limit else value / limit
+
+
+def _highest(values: list[float]) -> float:
+    known = [value for value in values if value == value]  # NaN is not itself
+    return max(known, default=float("nan"))

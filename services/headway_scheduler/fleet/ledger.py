@@ -1,0 +1,346 @@
+"""Reservations: who has a place where, and what each adds to the columns.
+
+A reservation stores, in exact integers, what its legs added; the booked columns change only in the transitions here
+(begin, first token, move, end), so recomputing them from the reservations always gives the same numbers. Each
+reservation ends exactly once.
+"""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from headway_scheduler.domain.endpoint import EngineRole
+from headway_scheduler.domain.request import TaskClass
+from headway_scheduler.fleet.columns import BOOKED, Columns, IntColumn
+
+__all__ = ["Booking", "EndCause", "Leg", "Ledger", "LedgerConfig", "Owner", "Reservation"]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerConfig:
+    """Times in seconds.
+
+    A unary caller's reservation lives `ttl_factor` times its predicted duration, at least `min_ttl_s`, renewed by
+    every report. `resume_grace_s`: how long an orphan waits for its owner. `late_prefill_factor`: an owner that does
+    send FIRST_TOKEN is believed to be prefilling until then, but not longer than this many predicted prefills.
+    """
+
+    min_ttl_s: float = 300.0
+    ttl_factor: float = 3.0
+    resume_grace_s: float = 10.0
+    renew_s: float = 60.0
+    late_prefill_factor: float = 10.0
+    late_prefill_s: float = 30.0
+    remembered_ends: int = 100_000
+
+
+class EndCause(StrEnum):
+    """Why a reservation ended."""
+
+    REPORTED = "reported"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    ORPHANED = "orphaned"
+    ENDPOINT_GONE = "endpoint_gone"
+    MOVED_OUT = "moved_out"
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """What one leg adds to an endpoint's columns, in the columns' own units."""
+
+    weight_micro: int
+    prefill_us: int
+    prefill_tokens: int
+    context_tokens: int
+    kv_tokens: int
+
+
+@dataclass(slots=True)
+class Leg:
+    """A place on one endpoint: `prefilling` until its first token."""
+
+    slot: int
+    booking: Booking
+    role: EngineRole = EngineRole.BOTH
+    prefilling: bool = True
+
+    def booked(self) -> tuple[int, int, int, int, int, int]:
+        """What it adds now, in the order of columns.BOOKED."""
+        b = self.booking
+        if self.prefilling:
+            return (1, b.weight_micro, b.prefill_us, b.prefill_tokens, 0, b.kv_tokens)
+        return (1, b.weight_micro, 0, 0, b.context_tokens, b.kv_tokens)
+
+
+@dataclass(slots=True, eq=False)
+class Owner:
+    """Who holds reservations: a stream (they live while it is open) or a unary caller (they live by TTL).
+
+    `sends_first_token` is learned from its reports.
+    """
+
+    principal: str
+    stream: bool
+    sends_first_token: bool = False
+    reservations: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """A request's place: one leg, or two when prefill and decode are apart. Times: scheduler clock, seconds."""
+
+    id: str
+    owner: Owner | None
+    principal: str
+    tenant: str
+    request_id: str
+    model: str
+    task_class: TaskClass
+    legs: list[Leg]
+    began_at: float
+    predicted_s: float
+    ttl_s: float
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+    predicted_ttft_ms: float | None = None
+    first_token_at: float | None = None
+    expires_at: float | None = None
+    attachment: object = None
+
+    @property
+    def slot(self) -> int:
+        """The endpoint that answers: the last leg's."""
+        return self.legs[-1].slot
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What makes Route idempotent."""
+        return (self.principal, self.tenant, self.request_id)
+
+
+class Ledger:
+    """All live reservations of this scheduler.
+
+    `on_end` is told of each end, exactly once; `on_room` of every transition that may have made room.
+    """
+
+    def __init__(self, columns: Columns, name: str, epoch: str, config: LedgerConfig | None = None) -> None:
+        self.config = config or LedgerConfig()
+        self.reservations: dict[str, Reservation] = {}
+        self.by_request: dict[tuple[str, str, str], Reservation] = {}
+        self.tenant_inflight: dict[str, int] = {}
+        self.on_end: list[Callable[[Reservation, EndCause, float], None]] = []
+        self.on_room: list[Callable[[], None]] = []
+        self.still_running: Callable[[Reservation], bool] = lambda _reservation: False
+        self._columns = columns
+        self._prefix = f"{name}.{epoch}."
+        self._count = 0
+        self._ended: OrderedDict[str, EndCause] = OrderedDict()
+        self._successors: OrderedDict[str, str] = OrderedDict()
+        self._expiries: list[tuple[float, str]] = []
+        self._prefills: list[tuple[float, str]] = []
+
+    # Transitions
+
+    def new_id(self) -> str:
+        """A fresh reservation id; it carries the scheduler's name and boot epoch."""
+        self._count += 1
+        return f"{self._prefix}{self._count}"
+
+    def begin(self, reservation: Reservation, now: float) -> None:
+        """Count a new reservation."""
+        self.reservations[reservation.id] = reservation
+        self.by_request[reservation.key] = reservation
+        self.tenant_inflight[reservation.tenant] = self.tenant_inflight.get(reservation.tenant, 0) + 1
+        for leg in reservation.legs:
+            self._add(leg)
+        if reservation.owner is not None:
+            reservation.owner.reservations.add(reservation.id)
+        self._renew(reservation, now)
+        self._await_prefill(reservation)
+
+    def first_token(self, reservation: Reservation, now: float) -> bool:
+        """Its prefill is done; False if it was already."""
+        if reservation.first_token_at is not None:
+            return False
+        reservation.first_token_at = now
+        self._decode(reservation)
+        return True
+
+    def progress(self, reservation: Reservation, now: float) -> None:
+        """It is alive."""
+        self._renew(reservation, now)
+
+    def move(self, reservation: Reservation, legs: list[Leg], now: float) -> None:
+        """It is served elsewhere now: the old legs stop counting, the new ones start."""
+        for leg in reservation.legs:
+            self._subtract(leg)
+        reservation.legs = legs
+        reservation.first_token_at = None
+        for leg in legs:
+            self._add(leg)
+        self._renew(reservation, now)
+        self._await_prefill(reservation)
+        self._room()
+
+    def end(self, reservation: Reservation, cause: EndCause, now: float) -> bool:
+        """It is over; False if it was already."""
+        if self.reservations.pop(reservation.id, None) is None:
+            return False
+        if self.by_request.get(reservation.key) is reservation:
+            del self.by_request[reservation.key]
+        left = self.tenant_inflight[reservation.tenant] - 1
+        if left:
+            self.tenant_inflight[reservation.tenant] = left
+        else:
+            del self.tenant_inflight[reservation.tenant]
+        for leg in reservation.legs:
+            self._subtract(leg)
+        if reservation.owner is not None:
+            reservation.owner.reservations.discard(reservation.id)
+        self._ended[reservation.id] = cause
+        while len(self._ended) > self.config.remembered_ends:
+            self._ended.popitem(last=False)
+        for listener in self.on_end:
+            listener(reservation, cause, now)
+        self._room()
+        return True
+
+    # Owners
+
+    def lose_owner(self, owner: Owner, now: float) -> None:
+        """The owner's stream is gone: its reservations are orphans, to be resumed within the grace."""
+        for reservation_id in list(owner.reservations):
+            reservation = self.reservations[reservation_id]
+            reservation.owner = None
+            self._expire_at(reservation, now + self.config.resume_grace_s)
+        owner.reservations.clear()
+
+    def adopt(self, reservation: Reservation, owner: Owner, now: float) -> None:
+        """`owner` resumes it."""
+        if reservation.owner is not None:
+            reservation.owner.reservations.discard(reservation.id)
+        reservation.owner = owner
+        owner.reservations.add(reservation.id)
+        self._renew(reservation, now)
+
+    # Lookup
+
+    def find(self, reservation_id: str) -> Reservation | None:
+        """The live reservation of this id, or the one that took its place after a restart."""
+        found = self.reservations.get(reservation_id)
+        if found is None and reservation_id in self._successors:
+            found = self.reservations.get(self._successors[reservation_id])
+        return found
+
+    def succeed(self, old_id: str, reservation: Reservation) -> None:
+        """Reports under `old_id` mean `reservation` from now on."""
+        self._successors[old_id] = reservation.id
+        while len(self._successors) > self.config.remembered_ends:
+            self._successors.popitem(last=False)
+
+    def has_ended(self, reservation_id: str) -> bool:
+        """Did a reservation of this id end here, not too long ago?"""
+        return self._successors.get(reservation_id, reservation_id) in self._ended
+
+    # Time
+
+    def advance(self, now: float) -> None:
+        """Do what time does: prefills predicted done count as done; what nobody renews expires."""
+        prefills, expiries = self._prefills, self._expiries
+        while prefills and prefills[0][0] <= now:
+            reservation = self.reservations.get(heapq.heappop(prefills)[1])
+            if reservation is not None and reservation.first_token_at is None:
+                self._prefill_overdue(reservation, now)
+        while expiries and expiries[0][0] <= now:
+            due, reservation_id = heapq.heappop(expiries)
+            reservation = self.reservations.get(reservation_id)
+            if reservation is None or reservation.expires_at != due:
+                continue
+            if reservation.owner is None:
+                self.end(reservation, EndCause.ORPHANED, now)
+            elif self.still_running(reservation):
+                self._expire_at(reservation, now + self.config.renew_s)
+            else:
+                self.end(reservation, EndCause.EXPIRED, now)
+
+    # Accounting
+
+    def recompute(self) -> dict[str, IntColumn]:
+        """The booked columns, added up afresh from the reservations."""
+        totals = {name: np.zeros(self._columns.capacity, np.int64) for name in BOOKED}
+        for reservation in self.reservations.values():
+            for leg in reservation.legs:
+                for name, amount in zip(BOOKED, leg.booked(), strict=True):
+                    totals[name][leg.slot] += amount
+        return totals
+
+    def on_slot(self, slot: int) -> Iterable[Reservation]:
+        """Reservations with a leg on `slot`."""
+        return [r for r in self.reservations.values() if any(leg.slot == slot for leg in r.legs)]
+
+    # Inside
+
+    def _add(self, leg: Leg) -> None:
+        c, slot = self._columns, leg.slot
+        count, weight, prefill_us, prefill_tokens, context, kv = leg.booked()
+        c.inflight[slot] += count
+        c.weight_micro[slot] += weight
+        c.prefill_us[slot] += prefill_us
+        c.prefill_tokens[slot] += prefill_tokens
+        c.context_tokens[slot] += context
+        c.kv_tokens[slot] += kv
+
+    def _subtract(self, leg: Leg) -> None:
+        c, slot = self._columns, leg.slot
+        count, weight, prefill_us, prefill_tokens, context, kv = leg.booked()
+        c.inflight[slot] -= count
+        c.weight_micro[slot] -= weight
+        c.prefill_us[slot] -= prefill_us
+        c.prefill_tokens[slot] -= prefill_tokens
+        c.context_tokens[slot] -= context
+        c.kv_tokens[slot] -= kv
+
+    def _decode(self, reservation: Reservation) -> None:
+        for leg in reservation.legs:
+            if leg.prefilling:
+                self._subtract(leg)
+                leg.prefilling = False
+                self._add(leg)
+        self._room()
+
+    def _await_prefill(self, reservation: Reservation) -> None:
+        predicted = reservation.predicted_ttft_ms
+        if predicted is not None:
+            heapq.heappush(self._prefills, (reservation.began_at + predicted / 1e3, reservation.id))
+
+    def _prefill_overdue(self, reservation: Reservation, now: float) -> None:
+        owner = reservation.owner
+        if owner is not None and owner.sends_first_token:
+            predicted_s = (reservation.predicted_ttft_ms or 0.0) / 1e3
+            patience = self.config.late_prefill_factor * predicted_s + self.config.late_prefill_s
+            due = reservation.began_at + patience
+            if now < due:
+                heapq.heappush(self._prefills, (due, reservation.id))
+                return
+        self._decode(reservation)
+
+    def _renew(self, reservation: Reservation, now: float) -> None:
+        owner = reservation.owner
+        if owner is not None and owner.stream:
+            reservation.expires_at = None
+        elif owner is not None:
+            self._expire_at(reservation, now + reservation.ttl_s)
+
+    def _expire_at(self, reservation: Reservation, when: float) -> None:
+        reservation.expires_at = when
+        heapq.heappush(self._expiries, (when, reservation.id))
+
+    def _room(self) -> None:
+        for listener in self.on_room:
+            listener()
