@@ -17,7 +17,7 @@ from headway_scheduler.domain.endpoint import EngineRole
 from headway_scheduler.domain.request import TaskClass
 from headway_scheduler.fleet.columns import BOOKED, Columns, IntColumn
 
-__all__ = ["Booking", "EndCause", "Leg", "Ledger", "LedgerConfig", "Owner", "Reservation"]
+__all__ = ["Booking", "EndCause", "Ledger", "LedgerConfig", "Leg", "Owner", "Reservation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Ledger:
         if reservation.owner is not None:
             reservation.owner.reservations.add(reservation.id)
         self._renew(reservation, now)
-        self._await_prefill(reservation)
+        self._await_prefill(reservation, now)
 
     def first_token(self, reservation: Reservation, now: float) -> bool:
         """Its prefill is done; False if it was already."""
@@ -185,7 +185,7 @@ class Ledger:
         for leg in legs:
             self._add(leg)
         self._renew(reservation, now)
-        self._await_prefill(reservation)
+        self._await_prefill(reservation, now)
         self._room()
 
     def end(self, reservation: Reservation, cause: EndCause, now: float) -> bool:
@@ -314,10 +314,10 @@ class Ledger:
                 self._add(leg)
         self._room()
 
-    def _await_prefill(self, reservation: Reservation) -> None:
+    def _await_prefill(self, reservation: Reservation, now: float) -> None:
         predicted = reservation.predicted_ttft_ms
         if predicted is not None:
-            heapq.heappush(self._prefills, (reservation.began_at + predicted / 1e3, reservation.id))
+            heapq.heappush(self._prefills, (now + predicted / 1e3, reservation.id))
 
     def _prefill_overdue(self, reservation: Reservation, now: float) -> None:
         owner = reservation.owner

@@ -1,0 +1,65 @@
+"""From what a caller names to what the scheduler knows: tenant, model, priority, task class."""
+
+from dataclasses import dataclass, field
+
+from headway_scheduler.domain.desired import DesiredState, Principal, Tenant
+from headway_scheduler.domain.names import DEFAULT_TENANT, TENANTS, short
+from headway_scheduler.domain.request import BlocksPrompt, Prompt, TextPrompt, TokensPrompt
+from headway_scheduler.errors import InvalidField, ModelNotAllowed, TenantNotAllowed, UnknownModel, UnknownTenant
+from headway_scheduler.learning.history import History
+
+__all__ = ["Intake"]
+
+
+@dataclass(slots=True)
+class Intake:
+    """Resolves names against the desired state of the moment."""
+
+    history: History
+    desired: DesiredState = field(default_factory=DesiredState)
+    _models: dict[str, str] = field(default_factory=dict)
+
+    def set_desired(self, desired: DesiredState) -> None:
+        """Take over tenants and the catalogue."""
+        self.desired = desired
+        self._models = {alias: model.id for model in desired.models.values() for alias in model.aliases}
+        self._models.update((model, model) for model in desired.models)
+
+    def tenant(self, principal: Principal, name: str) -> Tenant:
+        """The tenant a call acts for: the one named, else the principal's own.
+
+        Whether the principal may name it is checked before whether it exists.
+        """
+        if name:
+            tenant_id = short(TENANTS, name, "tenant")
+        elif principal.tenants and principal.tenants[0] != "*":
+            tenant_id = principal.tenants[0]
+        else:
+            tenant_id = DEFAULT_TENANT
+        if not principal.may_name(tenant_id):
+            raise TenantNotAllowed(tenant_id)
+        tenant = self.desired.tenants.get(tenant_id)
+        if tenant is None:
+            raise UnknownTenant(tenant_id)
+        return tenant
+
+    def model(self, tenant: Tenant, name: str) -> str:
+        """The catalogue's model behind a name or an alias."""
+        if not name:
+            raise InvalidField("model", "is required")
+        model = self._models.get(name)
+        if model is None:
+            raise UnknownModel(name)
+        if tenant.models and model not in tenant.models:
+            raise ModelNotAllowed(tenant.id, model)
+        return model
+
+    def prompt_tokens(self, model: str, prompt: Prompt) -> int:
+        """How many tokens a prompt is: exact for ids, estimated for text; block hashes do not tell."""
+        if isinstance(prompt, TokensPrompt):
+            return len(prompt.data) // 4
+        if isinstance(prompt, TextPrompt):
+            return max(1, round(len(prompt.data) / self.history.bytes_per_token(model)))
+        if isinstance(prompt, BlocksPrompt) or prompt is None:
+            return 0
+        raise TypeError(type(prompt))

@@ -1,0 +1,72 @@
+"""What a tenant may use: requests and tokens a minute, and requests in flight."""
+
+from dataclasses import dataclass
+
+from headway_scheduler.domain.desired import Tenant
+from headway_scheduler.errors import TenantInflight, TenantRequests, TenantTokens
+
+__all__ = ["QuotaBook"]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A token bucket: `per_minute` a minute, one minute's worth at most. It may go below zero, and then waits."""
+
+    per_minute: float
+    level: float
+    at: float
+
+    def refill(self, per_minute: float, now: float) -> None:
+        self.per_minute = per_minute
+        self.level = min(per_minute, self.level + (now - self.at) * per_minute / 60)
+        self.at = now
+
+    def wait_s(self, amount: float) -> float:
+        """How long until `amount` is there; an amount above the whole bucket needs a full one."""
+        missing = min(amount, self.per_minute) - self.level
+        return max(0.0, missing * 60 / self.per_minute)
+
+
+class QuotaBook:
+    """Every tenant's buckets. Tokens are taken on an estimate and settled when the request ends."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, _Bucket] = {}
+        self._tokens: dict[str, _Bucket] = {}
+
+    def admit(self, tenant: Tenant, tokens: float, inflight: int, now: float) -> None:
+        """Take one request and `tokens` tokens, or raise what is used up; then nothing is taken."""
+        quotas = tenant.quotas
+        facts = {"tenant": tenant.id}
+        if quotas.max_inflight and inflight >= quotas.max_inflight:
+            message = f"tenant {tenant.id!r} has {inflight} requests in flight, its limit"
+            raise TenantInflight(message, retry_after_s=1.0, **facts)
+        requests = _bucket(self._requests, tenant.id, quotas.requests_per_minute, now)
+        if requests is not None and (wait := requests.wait_s(1.0)) > 0:
+            message = f"tenant {tenant.id!r} has used its {quotas.requests_per_minute} requests a minute"
+            raise TenantRequests(message, retry_after_s=wait, **facts)
+        budget = _bucket(self._tokens, tenant.id, quotas.tokens_per_minute, now)
+        if budget is not None and (wait := budget.wait_s(tokens)) > 0:
+            message = f"tenant {tenant.id!r} has used its {quotas.tokens_per_minute} tokens a minute"
+            raise TenantTokens(message, retry_after_s=wait, **facts)
+        if requests is not None:
+            requests.level -= 1
+        if budget is not None:
+            budget.level -= tokens
+
+    def settle(self, tenant: str, estimated: float, actual: float) -> None:
+        """Give back what was estimated too much, or take what was too little. `actual` 0: the request failed."""
+        budget = self._tokens.get(tenant)
+        if budget is not None:
+            budget.level += estimated - actual
+
+
+def _bucket(buckets: dict[str, _Bucket], tenant: str, per_minute: float, now: float) -> _Bucket | None:
+    if not per_minute:
+        buckets.pop(tenant, None)
+        return None
+    bucket = buckets.get(tenant)
+    if bucket is None:
+        bucket = buckets[tenant] = _Bucket(per_minute, per_minute, now)
+    bucket.refill(per_minute, now)
+    return bucket

@@ -1,0 +1,46 @@
+"""Adaptive, the default: predicted TTFT there, plus what the request costs the others there (FIELD.md section 1).
+
+p    = tok·n + pair·n·(hit + n/2) + base·max(1, n/budget)     this request's prefill, n uncached tokens
+rho  = (base + ctx·decode context) / (budget·tok)             how much decoding slows prefill there
+cost = (queued prefill + p)·(1 + rho) + externality·p·inflight
+"""
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from headway_scheduler.domain.request import Request
+from headway_scheduler.learning.cost_model import prefill_ms
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+
+__all__ = ["Adaptive"]
+
+
+class AdaptiveParameters(Parameters):
+    """What can be tuned."""
+
+    externality: float = Field(
+        0.1, ge=0.0, le=10.0, description="What a millisecond of prefill costs each request there"
+    )
+
+
+class Adaptive:
+    """Cost: milliseconds."""
+
+    name: ClassVar[str] = "adaptive"
+    parameters_type: ClassVar[type[Parameters]] = AdaptiveParameters
+    classic: ClassVar[bool] = False
+    guards: ClassVar[frozenset[SoftGuard]] = frozenset({SoftGuard.HEAT})
+
+    def __init__(self, parameters: AdaptiveParameters) -> None:
+        self.parameters = parameters
+
+    def cost(self, request: Request, view: View, now: float) -> Costs:
+        """Price each candidate."""
+        c, slots = view.columns, view.slots
+        hit = np.minimum(view.hit_tokens, max(0, request.prompt_tokens - 1))
+        prefill = prefill_ms(c, slots, request.prompt_tokens - hit, hit)
+        slowed = (c.base_ms[slots] + c.ctx_ms[slots] * view.context_tokens) / (c.budget_tokens[slots] * c.tok_ms[slots])
+        ttft = (view.queued_prefill_ms + prefill) * (1.0 + slowed)
+        return Costs(ttft + self.parameters.externality * prefill * view.inflight, ttft)

@@ -1,0 +1,177 @@
+"""What a strategy is: a pure function from a request and the candidates' columns to a cost for each.
+
+No I/O, no clock, no randomness of its own: `now` and `View.random` are given. The core picks the lowest cost and
+breaks ties; guards and holds are admission's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+from headway_scheduler.domain.request import Request
+from headway_scheduler.fleet.columns import Columns, FloatColumn, Slots
+
+__all__ = ["Costs", "Parameters", "SoftGuard", "Strategy", "View"]
+
+BoolColumn = npt.NDArray[np.bool_]
+
+
+class SoftGuard(StrEnum):
+    """What can forbid dispatch for now."""
+
+    HEAT = "heat"
+    MEMORY_PRESSURE = "memory_pressure"
+    KV_ROOM = "kv_room"
+
+
+class Parameters(BaseModel):
+    """Base of a strategy's parameters: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """One cost a candidate, lower is better; the TTFT predicted there, where the strategy predicts one."""
+
+    cost: FloatColumn
+    predicted_ttft_ms: FloatColumn | None = None
+
+
+class View:
+    """The candidates' columns, gathered when asked for. Every array has one entry a candidate, in `slots`' order.
+
+    `hit_tokens` and `similar` are found when first used: not every strategy wants the index.
+    """
+
+    __slots__ = ("_columns", "_find_hits", "_find_similar", "_hits", "_random", "slots")
+
+    def __init__(
+        self,
+        columns: Columns,
+        slots: Slots,
+        find_hits: Callable[[Slots], FloatColumn],
+        find_similar: Callable[[Slots], BoolColumn],
+        random: np.random.Generator,
+    ) -> None:
+        self.slots = slots
+        self._columns = columns
+        self._find_hits = find_hits
+        self._find_similar = find_similar
+        self._random = random
+        self._hits: FloatColumn | None = None
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def columns(self) -> Columns:
+        """The whole fleet's columns, for formulas that index them by `slots` themselves."""
+        return self._columns
+
+    @property
+    def inflight(self) -> FloatColumn:
+        """Requests in flight: our reservations and what the engine has beyond them."""
+        found: FloatColumn = self._columns.inflight[self.slots] + self._columns.external[self.slots]
+        return found
+
+    @property
+    def weighted_inflight(self) -> FloatColumn:
+        """In flight, each counted by its task weight; those of others count 1."""
+        found: FloatColumn = self._columns.weight_micro[self.slots] / 1e6 + self._columns.external[self.slots]
+        return found
+
+    @property
+    def queued_prefill_ms(self) -> FloatColumn:
+        """Predicted prefill still to be done there."""
+        found: FloatColumn = self._columns.prefill_us[self.slots] / 1e3
+        return found
+
+    @property
+    def queued_prefill_tokens(self) -> FloatColumn:
+        """Uncached prompt tokens still to be prefilled there."""
+        return self._columns.prefill_tokens[self.slots].astype(np.float64)
+
+    @property
+    def context_tokens(self) -> FloatColumn:
+        """Context of the requests decoding there."""
+        return self._columns.context_tokens[self.slots].astype(np.float64)
+
+    @property
+    def kv_room_tokens(self) -> FloatColumn:
+        """KV tokens free: capacity less what is used or reserved, whichever is more; NaN where unknown."""
+        c, slots = self._columns, self.slots
+        used = np.fmax(c.kv_use[slots] * c.kv_capacity[slots], c.kv_tokens[slots].astype(np.float64))
+        found: FloatColumn = c.kv_capacity[slots] - used
+        return found
+
+    @property
+    def memory_pressure(self) -> FloatColumn:
+        """0 to 1, NaN where unknown."""
+        return self._columns.memory_pressure[self.slots]
+
+    @property
+    def utilization(self) -> FloatColumn:
+        """0 to 1, NaN where unknown."""
+        return self._columns.utilization[self.slots]
+
+    @property
+    def heat(self) -> FloatColumn:
+        """Temperature over the slowdown temperature, NaN where unknown."""
+        return self._columns.heat[self.slots]
+
+    @property
+    def power(self) -> FloatColumn:
+        """Power over its limit, NaN where unknown."""
+        return self._columns.power[self.slots]
+
+    @property
+    def last_chosen(self) -> npt.NDArray[np.int64]:
+        """Number of the decision that chose it last; 0: never."""
+        return self._columns.last_chosen[self.slots]
+
+    @property
+    def ring(self) -> npt.NDArray[np.uint64]:
+        """Hash of the endpoint's id."""
+        return self._columns.ring[self.slots]
+
+    @property
+    def hit_tokens(self) -> FloatColumn:
+        """Tokens of the prompt cached there, as the index believes."""
+        if self._hits is None:
+            self._hits = self._find_hits(self.slots)
+        return self._hits
+
+    @property
+    def similar(self) -> BoolColumn:
+        """Does it hold the nearest similar fingerprint?"""
+        return self._find_similar(self.slots)
+
+    def random(self) -> FloatColumn:
+        """A fresh random number in [0, 1) a candidate."""
+        return self._random.random(len(self.slots))
+
+
+class Strategy(Protocol):
+    """A policy that prices endpoints.
+
+    `name` is the algorithm's in the catalogue; `parameters_type` describes and checks what can be tuned; `classic`
+    strategies need nothing learned and may stand in for others; `guards` are the soft guards it wants obeyed.
+    """
+
+    name: ClassVar[str]
+    parameters_type: ClassVar[type[Parameters]]
+    classic: ClassVar[bool]
+    guards: ClassVar[frozenset[SoftGuard]]
+
+    def __init__(self, parameters: Any) -> None:  # an instance of parameters_type
+        ...
+
+    def cost(self, request: Request, view: View, now: float) -> Costs:
+        """Price each candidate of `view`."""
+        ...

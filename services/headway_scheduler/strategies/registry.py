@@ -1,0 +1,211 @@
+"""The strategies as configured: built once per change, found by binding, run with a safety net.
+
+A strategy that is disabled, raises, answers nonsense or exceeds its time budget is stood in for by the classic its
+configuration names; one that keeps failing is tripped for a while and says so.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from pydantic import ValidationError
+
+from headway_scheduler.domain.desired import DesiredState, StrategyConfig
+from headway_scheduler.domain.request import Request
+from headway_scheduler.errors import InvalidField, UnknownResource
+from headway_scheduler.strategies.base import Costs, SoftGuard, Strategy, View
+
+__all__ = ["Bound", "Installed", "Priced", "StrategyRegistry"]
+
+DEFAULT_BUDGET_US: Final = 20_000
+TRIP_AFTER: Final = 5
+TRIPPED_S: Final = 30.0
+_LAST_RESORT: Final = StrategyConfig("round_robin", "round_robin", fallback_algorithm="round_robin")
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What a strategy, or what stood in for it, answered."""
+
+    costs: Costs
+    strategy: str
+    guards: frozenset[SoftGuard]
+    fell_back_from: str = ""
+    fallback_reason: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Installed:
+    """A configured strategy, ready to price, and how it has done."""
+
+    config: StrategyConfig
+    strategy: Strategy
+    fallback: Strategy
+    decisions: int = 0
+    failures: int = 0
+    failures_in_a_row: int = 0
+    tripped_until: float | None = None
+    last_error: str = ""
+    shadow_decisions: int = 0
+    shadow_agreed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What applies to a request: the strategy that decides, and those that only watch."""
+
+    active: Installed
+    shadows: tuple[Installed, ...] = ()
+
+
+class StrategyRegistry:
+    """All strategies by id. `timer` measures CPU seconds of this thread, so that a busy host trips nothing."""
+
+    def __init__(self, algorithms: Mapping[str, type[Strategy]], timer: Callable[[], float]) -> None:
+        self.algorithms = algorithms
+        self.installed: dict[str, Installed] = {}
+        self._timer = timer
+        self._desired = DesiredState()
+        self._bound: dict[tuple[str, str], Bound] = {}
+        self._last_resort = self._build(_LAST_RESORT)
+
+    # Configuration
+
+    def check(self, config: StrategyConfig) -> None:
+        """Raise InvalidField, naming the field, unless `config` can be built."""
+        self._build(config)
+
+    def set_desired(self, desired: DesiredState) -> list[tuple[str, str]]:
+        """Take over strategies and bindings; returns (id, problem) of those that cannot be built here.
+
+        A strategy whose new configuration cannot be built (an algorithm this scheduler lacks) stays as it was.
+        """
+        problems = []
+        kept: dict[str, Installed] = {}
+        for config in desired.strategies.values():
+            before = self.installed.get(config.id)
+            if before is not None and before.config == config:
+                kept[config.id] = before
+                continue
+            try:
+                kept[config.id] = self._build(config)
+            except InvalidField as error:
+                problems.append((config.id, error.message))
+                if before is not None:
+                    kept[config.id] = before
+        self.installed, self._desired = kept, desired
+        self._bound.clear()
+        return problems
+
+    def bound(self, tenant: str, model: str) -> Bound:
+        """What applies; the most specific binding wins: tenant and model, tenant, GPU group, model, default."""
+        key = (tenant, model)
+        found = self._bound.get(key)
+        if found is None:
+            found = self._bound[key] = self._resolve(tenant, model)
+        return found
+
+    def get(self, strategy: str, field: str) -> Installed:
+        """The strategy of this id. Raises UnknownResource for `field`."""
+        found = self.installed.get(strategy)
+        if found is None:
+            raise UnknownResource(f"strategies/{strategy}", field)
+        return found
+
+    # Pricing
+
+    def price(self, installed: Installed, request: Request, view: View, now: float) -> Priced:
+        """Price with this strategy, or with what stands in for it."""
+        reason = self._unusable(installed, now)
+        if not reason:
+            started = self._timer()
+            try:
+                costs = _checked(installed.strategy.cost(request, view, now), len(view))
+                spent_us = (self._timer() - started) * 1e6
+            except Exception as error:  # a strategy may be anyone's code: nothing it raises may lose the request
+                reason = f"failed: {type(error).__name__}"
+                installed.last_error = f"{type(error).__name__}: {error}"[:500]
+            else:
+                budget_us = installed.config.time_budget_us or DEFAULT_BUDGET_US
+                if spent_us <= budget_us:
+                    installed.decisions += 1
+                    installed.failures_in_a_row = 0
+                    installed.tripped_until = None
+                    return Priced(costs, installed.config.id, installed.strategy.guards)
+                reason = "over its time budget"
+                installed.last_error = f"took {spent_us:.0f} of {budget_us} µs"
+            self._failed(installed, now)
+        stand_in = installed.fallback
+        costs = stand_in.cost(request, view, now)
+        return Priced(costs, stand_in.name, stand_in.guards, installed.config.id, reason)
+
+    def watch(self, shadow: Installed, request: Request, view: View, now: float, chosen: int) -> None:
+        """Let a shadow price what was just decided, and remember whether it agreed on position `chosen`."""
+        priced = self.price(shadow, request, view, now)
+        if not priced.fell_back_from:
+            shadow.shadow_decisions += 1
+            shadow.shadow_agreed += priced.costs.cost[chosen] <= priced.costs.cost.min()
+
+    # Inside
+
+    def _build(self, config: StrategyConfig) -> Installed:
+        algorithm = self.algorithms.get(config.algorithm)
+        if algorithm is None:
+            known = ", ".join(sorted(self.algorithms))
+            raise InvalidField("strategy.algorithm", f"{config.algorithm!r} is none of {known}")
+        fallback = self.algorithms.get(config.fallback_algorithm)
+        if fallback is None or not fallback.classic:
+            classics = ", ".join(sorted(name for name, each in self.algorithms.items() if each.classic))
+            raise InvalidField("strategy.fallback_algorithm", f"{config.fallback_algorithm!r} is none of {classics}")
+        try:
+            parameters = algorithm.parameters_type.model_validate(dict(config.parameters))
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = ".".join(str(part) for part in first["loc"])
+            raise InvalidField(f"strategy.parameters.{path}", first["msg"]) from None
+        return Installed(config, algorithm(parameters), fallback(fallback.parameters_type()))
+
+    def _resolve(self, tenant: str, model: str) -> Bound:
+        groups = [b.group for b in sorted(self._desired.bindings, key=lambda b: b.order) if b.tenant == tenant]
+        best: tuple[tuple[int, int], Installed] | None = None
+        shadows = []
+        for binding in self._desired.strategy_bindings:
+            applies = (
+                binding.tenant in ("", tenant)
+                and binding.model in ("", model)
+                and (not binding.group or binding.group in groups)
+            )
+            installed = self.installed.get(binding.strategy)
+            if not applies or installed is None:
+                continue
+            if binding.shadow:
+                shadows.append(installed)
+                continue
+            specific = 8 * bool(binding.tenant) + 4 * bool(binding.group) + 2 * bool(binding.model)
+            rank = (specific, -groups.index(binding.group) if binding.group else 0)
+            if best is None or rank > best[0]:
+                best = (rank, installed)
+        active = self._last_resort if best is None else best[1]
+        return Bound(active, tuple(s for s in shadows if s is not active))
+
+    def _unusable(self, installed: Installed, now: float) -> str:
+        if not installed.config.enabled:
+            return "disabled"
+        if installed.tripped_until is not None and now < installed.tripped_until:
+            return "tripped"
+        return ""
+
+    def _failed(self, installed: Installed, now: float) -> None:
+        installed.failures += 1
+        installed.failures_in_a_row += 1
+        if installed.failures_in_a_row >= TRIP_AFTER:
+            installed.tripped_until = now + TRIPPED_S
+
+
+def _checked(costs: Costs, count: int) -> Costs:
+    if costs.cost.shape != (count,):
+        raise ValueError(f"{costs.cost.shape} costs for {count} candidates")
+    if np.isnan(costs.cost).any():
+        raise ValueError("a cost is not a number")
+    return costs
