@@ -123,8 +123,8 @@ class Dispatcher:
         self.routes = 0
         self._fingerprints, self._costs, self._history, self._salts = fingerprints, costs, history, salts
         self._random = random
-        self._ends_per_s = 0.0
-        self._last_end = 0.0
+        self._end_interval_s = 1.0
+        self._last_end: float | None = None
         ledger.on_end.append(self._on_end)
         ledger.on_room.append(self._on_room)
 
@@ -243,7 +243,7 @@ class Dispatcher:
             refusal = self._saturated()
         return Explanation(why, rows, refusal, held and refusal is None)
 
-    # Inside: the decision
+    # Inside, the decision
 
     def _work(self, request: Request, owner: Owner, now: float) -> Work:
         chain = chain_of(request, self._history.bytes_per_token(request.model), self.config.max_index_blocks)
@@ -409,7 +409,7 @@ class Dispatcher:
         )
         return before.decision
 
-    # Inside: holds and refusals
+    # Inside, holds and refusals
 
     def _hold(self, work: Work, now: float, deadline: float | None) -> Hold:
         until = now + self._max_wait(work.request)
@@ -436,18 +436,17 @@ class Dispatcher:
 
     def _retry_after(self) -> float:
         """When to come back: as long as the holds ahead take at the measured drain rate; jittered, never zero."""
-        ahead = len(self.holds) + 1
-        wait = ahead / self._ends_per_s if self._ends_per_s > 0 else 1.0
+        wait = (len(self.holds) + 1) * self._end_interval_s
         return max(0.5, min(30.0, wait)) * float(self._random.uniform(1.0, 1.5))
 
     def _none_left(self, request: Request, allowed: Slots) -> HeadwayError:
-        model, facts = request.model, {"model": request.model, "tenant": request.tenant}
+        model, tenant = request.model, request.tenant
         if not len(allowed):
-            return NoEndpoints(f"no endpoint that {request.tenant!r} may use serves {model!r}", **facts)
+            return NoEndpoints(f"no endpoint that {tenant!r} may use serves {model!r}", model=model, tenant=tenant)
         states = {(e.state, e.node.state) for e in (self.fleet.by_slot[slot] for slot in allowed.tolist())}
         if all(any(state is not SchedulingState.ACTIVE for state in pair) for pair in states):
-            return AllDraining(f"all endpoints of {model!r} are cordoned or draining", **facts)
-        return AllUnhealthy(f"no endpoint of {model!r} is healthy", **facts)
+            return AllDraining(f"all endpoints of {model!r} are cordoned or draining", model=model, tenant=tenant)
+        return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
 
     def _filtered(self, request: Request, slots: Slots) -> Slots:
         """Without the excluded, within the subset."""
@@ -469,7 +468,7 @@ class Dispatcher:
             kept.append(slot)
         return np.array(kept, np.int32) if kept else _EMPTY
 
-    # Inside: words
+    # Inside, words
 
     def _why(self, work: Work, priced: Priced, candidates: int, matched: int, ttft_ms: float | None, now: float) -> Why:
         request = work.request
@@ -529,11 +528,10 @@ class Dispatcher:
         return self.fleet.columns.capacity
 
     def _on_end(self, reservation: Reservation, cause: EndCause, now: float) -> None:
-        elapsed = now - self._last_end
-        self._last_end = now
-        if elapsed > 0:
+        if self._last_end is not None:
             # Exponentially weighted over about the last 20 ends.
-            self._ends_per_s = 0.95 * self._ends_per_s + 0.05 / max(elapsed, 1e-3)
+            self._end_interval_s += 0.05 * (min(now - self._last_end, 10.0) - self._end_interval_s)
+        self._last_end = now
         work = reservation.attachment
         if cause is not EndCause.REPORTED and isinstance(work, Work):
             self.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0)

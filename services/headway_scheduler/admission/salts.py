@@ -17,6 +17,11 @@ class Salts:
         self._secret = secret
         self._salts: dict[str, str] = {}
 
+    def set_secret(self, secret: bytes) -> None:
+        """Derive from this secret from now on."""
+        self._secret = secret
+        self._salts.clear()
+
     def salt(self, domain: str, engine: str) -> str:
         """The salt to send along, or nothing where the engine would not understand it."""
         if engine not in HONOURED_BY:

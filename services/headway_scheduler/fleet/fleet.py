@@ -75,8 +75,8 @@ class Endpoint:
 class Fleet:
     """Nodes and endpoints by id, and the columns behind them.
 
-    `on_removed` and `on_restarted` are called with an endpoint before its slot is reused, and when its engine lost
-    its memory. `version` grows when membership changes.
+    `on_announced` is called with an endpoint that is new or changed, `on_removed` before its slot is reused,
+    `on_restarted` when its engine lost its memory. `version` grows when membership changes.
     """
 
     def __init__(self, config: FleetConfig | None = None) -> None:
@@ -90,7 +90,7 @@ class Fleet:
         self.guards_frozen = False
         self.on_removed: list[Callable[[Endpoint], None]] = []
         self.on_restarted: list[Callable[[Endpoint], None]] = []
-        self.on_added: list[Callable[[Endpoint], None]] = []
+        self.on_announced: list[Callable[[Endpoint], None]] = []
         self._free: list[int] = []
         self._used = 0
         self._desired = DesiredState()
@@ -140,7 +140,7 @@ class Fleet:
             for listener in self.on_restarted:
                 listener(endpoint)
         if before != spec:
-            self._changed([endpoint])
+            self._announce(endpoint)
         return endpoint
 
     def remove_endpoint(self, endpoint_id: str) -> None:
@@ -297,10 +297,13 @@ class Fleet:
         self.endpoints[endpoint.id] = self.by_slot[slot] = node.endpoints[endpoint.id] = endpoint
         self.columns.ring[slot] = xxh3_64_intdigest(endpoint.id.encode())
         self.columns.kv_capacity[slot] = spec.kv_capacity_tokens.or_nan()
-        for listener in self.on_added:
-            listener(endpoint)
-        self._changed([endpoint])
+        self._announce(endpoint)
         return endpoint
+
+    def _announce(self, endpoint: Endpoint) -> None:
+        self._changed([endpoint])
+        for listener in self.on_announced:
+            listener(endpoint)
 
     def _apply_engine(self, endpoint: Endpoint, sample: EngineSample, now: float) -> None:
         columns, slot = self.columns, endpoint.slot

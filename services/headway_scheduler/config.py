@@ -1,0 +1,116 @@
+"""The scheduler's configuration: environment variables `HEADWAY_SCHEDULER_…`, read here only."""
+
+import ipaddress
+import secrets
+import socket
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+__all__ = ["Config", "ConfigError", "load"]
+
+
+class ConfigError(Exception):
+    """Everything wrong with the configuration, one problem a line."""
+
+
+class Config(BaseSettings):
+    """Every setting; the environment variable is the name in capitals after `HEADWAY_SCHEDULER_`."""
+
+    model_config = SettingsConfigDict(env_prefix="HEADWAY_SCHEDULER_", extra="forbid", frozen=True)
+
+    name: str = Field(default_factory=socket.gethostname, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
+    """In reservation ids and Fleet; unique among schedulers."""
+    listen: str = "127.0.0.1:7070"
+    """gRPC: `HOST:PORT`; port 0 takes a free one."""
+    listen_http: str = "127.0.0.1:7071"
+    """HTTP: `/metrics`, `/healthz`, `/readyz`."""
+    port_file: Path | None = None
+    """Write the ports taken here, as JSON, once ready."""
+    database_url: str = Field("", validation_alias="HEADWAY_DATABASE_URL")
+    """Postgres; empty: an embedded one in `data_dir`, allowed on loopback only."""
+    data_dir: Path = Field(Path(".headway"), validation_alias="HEADWAY_DATA_DIR")
+    """Where the embedded Postgres lives."""
+    tls_certificate: Path | None = None
+    """PEM; with `tls_key`, the server speaks TLS."""
+    tls_key: Path | None = None
+    insecure: bool = False
+    """Listen beyond loopback without TLS. For networks that are private by other means."""
+    require_credentials: bool | None = None
+    """Unset: required when listening beyond loopback."""
+    time_scale: float = Field(1.0, gt=0, le=10_000)
+    """The engines' speed-up: an emulated fleet's times are life's divided by this."""
+    telemetry_interval_s: float = Field(1.0, ge=0.05, le=60)
+    """How often agents send a sample."""
+    stale_after_s: float = Field(5.0, gt=0, le=600)
+    """A node silent for this long is stale."""
+    max_wait_s: float = Field(30.0, ge=0, le=3600)
+    """How long a Route may be held unless it says otherwise."""
+    max_holds: int = Field(10_000, ge=0)
+    """Routes held at once."""
+    resume_grace_s: float = Field(10.0, ge=0, le=3600)
+    """How long reservations of a lost stream wait for Resume."""
+    drain_timeout_s: float = Field(30.0, ge=0, le=3600)
+    """How long calls in progress may take after SIGTERM."""
+    max_message_bytes: int = Field(64 * 1024 * 1024, ge=1024 * 1024)
+    """gRPC's own limit, above our field limits, so that a big prompt meets our answer and not the transport's."""
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    seed: int = Field(default_factory=lambda: secrets.randbits(64))
+    """Of every random number in decisions."""
+
+    @property
+    def on_loopback(self) -> bool:
+        """Does it listen on this host alone?"""
+        return all(_is_loopback(address) for address in (self.listen, self.listen_http))
+
+    @property
+    def credentials_required(self) -> bool:
+        """Must every call carry a credential?"""
+        return not self.on_loopback if self.require_credentials is None else self.require_credentials
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = []
+        for name in ("listen", "listen_http"):
+            if not _is_address(getattr(self, name)):
+                problems.append(f"{name}: {getattr(self, name)!r} must look like HOST:PORT")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            problems.append("tls_certificate and tls_key must be given together")
+        if not problems and not self.on_loopback:
+            if not self.database_url:
+                problems.append("database_url: HEADWAY_DATABASE_URL is required when listening beyond loopback")
+            if self.tls_certificate is None and not self.insecure:
+                problems.append("listen: beyond loopback needs tls_certificate and tls_key, or insecure=true")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def load() -> Config:
+    """Read the environment. Raises ConfigError with every problem and the variable it is in."""
+    try:
+        return Config()
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            place = ".".join(str(part) for part in problem["loc"])
+            variable = place if place.startswith("HEADWAY_") else f"HEADWAY_SCHEDULER_{place.upper()}"
+            lines.append(f"{variable if place else 'HEADWAY_SCHEDULER_*'}: {problem['msg']}")
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _is_address(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isdecimal() and int(port) < 65536
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

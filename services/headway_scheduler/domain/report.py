@@ -1,0 +1,92 @@
+"""What data planes report of their reservations, and what they announce again."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = [
+    "Finished",
+    "FirstToken",
+    "Outcome",
+    "Progress",
+    "Report",
+    "ReportStatus",
+    "Resumed",
+    "ServedBy",
+    "Usage",
+]
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    SUCCESS = "success"
+    CANCELLED = "cancelled"
+    CLIENT_ERROR = "client_error"
+    SERVER_ERROR = "server_error"
+    CONNECT_ERROR = "connect_error"
+    TIMEOUT = "timeout"
+
+    @property
+    def is_endpoints_fault(self) -> bool:
+        """Does it speak against the endpoint? A 4xx or a cancellation does not."""
+        return self in (Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the engine counted them; None where it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first byte of the answer came; `ttft_ms` by the data plane's clock."""
+
+    ttft_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The request is alive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request is over."""
+
+    outcome: Outcome
+    usage: Usage = Usage()
+    duration_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBy:
+    """The data plane failed over to this endpoint, an id or an address."""
+
+    endpoint: str
+
+
+Report = FirstToken | Progress | Finished | ServedBy
+
+
+class ReportStatus(StrEnum):
+    """What became of a report."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    UNKNOWN = "unknown"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A reservation as its holder knows it: `endpoint` is an id."""
+
+    reservation_id: str
+    endpoint: str
+    matched_tokens: int = 0
+    first_token_seen: bool = False
