@@ -6,40 +6,36 @@ id, and notifies every scheduler. `Write` carries what all writes share.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol, TypeVar
 
-from headway_scheduler.domain.desired import (
-    AuditEntry,
-    Binding,
-    Credential,
-    DesiredState,
-    GpuGroup,
-    Model,
-    StrategyBinding,
-    StrategyConfig,
-    StrategyRevision,
-    Tenant,
-)
+from headway_scheduler.domain.desired import AuditEntry, DesiredState, StrategyRevision
 from headway_scheduler.domain.endpoint import SchedulingState
+from headway_scheduler.domain.resources import Resource
+from headway_scheduler.domain.usage import Usage
 
-__all__ = ["DesiredStore", "LearnedStore", "Resource", "Write"]
+__all__ = ["DesiredStore", "LearnedStore", "Resource", "UsageStore", "Write"]
 
-Resource = Tenant | GpuGroup | Binding | Model | StrategyConfig | StrategyBinding | Credential
 R = TypeVar("R", bound=Resource)
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Who writes, by which method, under which request id, and whether only to check."""
+    """Who writes, by which method, under which request id, and whether only to check.
+
+    A `request_id` makes a retry by the same principal answer what the first try answered, for a day. `fingerprint`
+    identifies the request's contents, so that an id used again for something else is refused.
+    """
 
     principal: str
     method: str
     request_id: str = ""
     validate_only: bool = False
+    fingerprint: str = ""
 
 
 class DesiredStore(Protocol):
-    """Desired state. Every method may raise StoreDown; `save` and `delete` raise what they name."""
+    """Desired state. Every method may raise StoreDown; the others are named where they are raised."""
 
     async def load(self) -> DesiredState:
         """The whole desired state, as one consistent snapshot."""
@@ -49,12 +45,23 @@ class DesiredStore(Protocol):
         """Versions of the desired state as any process commits them. Reconnects by itself, and yields after it."""
         ...
 
+    async def get(self, kind: type[R], key: str) -> R:
+        """One resource as it is now. Raises UnknownResource."""
+        ...
+
+    async def recall(self, kind: type[R], write: Write) -> tuple[R | None] | None:
+        """What an earlier try of this write answered (None inside: nothing, it deleted), or None: no earlier try.
+
+        Raises InvalidField if the request id was used for something else.
+        """
+        ...
+
     async def create(self, resource: R, write: Write) -> R:
-        """Add a resource. Raises DuplicateName, UnknownResource (something it refers to), InvalidField."""
+        """Add a resource. Raises DuplicateName, UnknownResource (something it refers to), InUse, InvalidField."""
         ...
 
     async def update(self, resource: R, write: Write, *, etag: str = "", allow_missing: bool = False) -> R:
-        """Replace a resource. Raises UnknownResource, StaleEtag, InvalidField. A strategy gains a revision."""
+        """Replace a resource. Raises UnknownResource, StaleEtag, InUse, InvalidField. A strategy gains a revision."""
         ...
 
     async def delete(
@@ -81,7 +88,7 @@ class DesiredStore(Protocol):
 
 
 class LearnedStore(Protocol):
-    """State that strategies and models learned, as JSON by key."""
+    """State that strategies and models learned, as bytes by key. Every method may raise StoreDown."""
 
     async def load_learned(self) -> Mapping[str, bytes]:
         """Everything saved, by key."""
@@ -89,4 +96,16 @@ class LearnedStore(Protocol):
 
     async def save_learned(self, states: Mapping[str, bytes]) -> None:
         """Replace the states under these keys."""
+        ...
+
+
+class UsageStore(Protocol):
+    """What tenants consumed. Every method may raise StoreDown."""
+
+    async def record_usage(self, rows: Sequence[Usage]) -> None:
+        """Add these amounts to what is recorded for their tenant, model and minute, all or nothing."""
+        ...
+
+    async def usage(self, *, since: datetime, until: datetime, tenant: str = "") -> Sequence[Usage]:
+        """Usage in minutes of [since, until), of one tenant or of all, by minute, tenant and model."""
         ...
