@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -18,7 +19,8 @@ from headway_scheduler.admission.salts import Salts
 from headway_scheduler.config import Config
 from headway_scheduler.domain.desired import DesiredState, Model
 from headway_scheduler.domain.device import DeviceKind
-from headway_scheduler.domain.report import Usage
+from headway_scheduler.domain.report import Usage as RequestUsage
+from headway_scheduler.domain.usage import Usage
 from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, StoreDown
 from headway_scheduler.fleet.fleet import Endpoint, Fleet, FleetConfig
 from headway_scheduler.fleet.ledger import EndCause, Ledger, LedgerConfig, Reservation
@@ -27,7 +29,7 @@ from headway_scheduler.index.fingerprint import FingerprintIndex
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History
 from headway_scheduler.learning.priors import prior
-from headway_scheduler.store.base import Store, UsageRow, Write
+from headway_scheduler.store.base import Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.strategies.registry import StrategyRegistry
 
@@ -51,7 +53,6 @@ class Scheduler:
         self.epoch = epoch or secrets.token_hex(4)
         self.started_at = time.time()
         self.draining = False
-        self.store_available = True
         self.desired = DesiredState()
         self.refusals: dict[str, int] = {}
         self.fleet = Fleet(FleetConfig(stale_after_s=config.stale_after_s))
@@ -78,7 +79,7 @@ class Scheduler:
             config=DispatcherConfig(default_max_wait_s=config.max_wait_s, max_holds=config.max_holds),
         )
         self.reporting = Reporting(self.dispatcher, self.costs, self.history, self._record_usage)
-        self._usage: dict[tuple[str, str, int], UsageRow] = {}
+        self._usage: dict[tuple[str, str, datetime], Usage] = {}
         self._discovered: dict[str, Model] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._pass_due = False
@@ -162,11 +163,8 @@ class Scheduler:
             await asyncio.sleep(_PERSIST_S)
             try:
                 await self._save()
-                self.store_available = True
-            except StoreDown:
-                if self.store_available:
-                    log.warning("store_unavailable")
-                self.store_available = False
+            except StoreDown as error:
+                log.warning("learned_state_not_saved", problem=error.message)
 
     async def _save(self) -> None:
         rows, self._usage = list(self._usage.values()), {}
@@ -248,23 +246,21 @@ class Scheduler:
         fresh = self.clock() - self.fleet.columns.sampled_at[endpoint.slot] < self.config.stale_after_s
         return bool(fresh and endpoint.sample.running.value >= self.fleet.columns.inflight[endpoint.slot])
 
-    def _record_usage(self, tenant: str, model: str, usage: Usage) -> None:
-        minute = int(time.time() // 60)
+    def _record_usage(self, tenant: str, model: str, usage: RequestUsage) -> None:
+        minute = datetime.now(UTC).replace(second=0, microsecond=0)
         self._add_usage(
-            UsageRow(
-                tenant,
-                model,
-                minute,
-                1,
-                usage.prompt_tokens or 0,
-                usage.cached_tokens or 0,
-                usage.completion_tokens or 0,
+            Usage(
+                tenant=tenant,
+                model=model,
+                minute=minute,
+                requests=1,
+                prompt_tokens=usage.prompt_tokens or 0,
+                cached_tokens=usage.cached_tokens or 0,
+                completion_tokens=usage.completion_tokens or 0,
             )
         )
 
-    def _add_usage(self, row: UsageRow) -> None:
+    def _add_usage(self, row: Usage) -> None:
         key = (row.tenant, row.model, row.minute)
         before = self._usage.get(key)
         self._usage[key] = row if before is None else before.plus(row)
-
-

@@ -72,10 +72,12 @@ class Config(BaseSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems = []
-        for name in ("listen", "listen_http"):
-            if not _is_address(getattr(self, name)):
-                problems.append(f"{name}: {getattr(self, name)!r} must look like HOST:PORT")
+        addresses = {"listen": self.listen, "listen_http": self.listen_http}
+        problems = [
+            f"{name}: {address!r} must look like HOST:PORT"
+            for name, address in addresses.items()
+            if not _is_address(address)
+        ]
         if (self.tls_certificate is None) != (self.tls_key is None):
             problems.append("tls_certificate and tls_key must be given together")
         if not problems and not self.on_loopback:

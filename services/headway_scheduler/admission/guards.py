@@ -52,6 +52,16 @@ class SoftGuards:
             found[SoftGuard.KV_ROOM] = view.kv_room_tokens < need_tokens
         return found
 
+    def peek(self, guards: frozenset[SoftGuard], slot: int) -> list[SoftGuard]:
+        """Which of `guards` are closed on `slot` as they were last evaluated; KV room depends on a request."""
+        self._grow()
+        found = []
+        if SoftGuard.MEMORY_PRESSURE in guards and self._pressed[slot]:
+            found.append(SoftGuard.MEMORY_PRESSURE)
+        if SoftGuard.HEAT in guards and (self._hot[slot] or self._columns.throttled[slot]):
+            found.append(SoftGuard.HEAT)
+        return found
+
     def _grow(self) -> None:
         missing = self._columns.capacity - len(self._hot)
         if missing > 0:

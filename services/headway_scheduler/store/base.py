@@ -14,7 +14,7 @@ from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.resources import Resource
 from headway_scheduler.domain.usage import Usage
 
-__all__ = ["DesiredStore", "LearnedStore", "Resource", "UsageStore", "Write"]
+__all__ = ["DesiredStore", "LearnedStore", "Resource", "Store", "UsageStore", "Write"]
 
 R = TypeVar("R", bound=Resource)
 
@@ -108,4 +108,13 @@ class UsageStore(Protocol):
 
     async def usage(self, *, since: datetime, until: datetime, tenant: str = "") -> Sequence[Usage]:
         """Usage in minutes of [since, until), of one tenant or of all, by minute, tenant and model."""
+        ...
+
+
+class Store(DesiredStore, LearnedStore, UsageStore, Protocol):
+    """All a scheduler needs."""
+
+    @property
+    def available(self) -> bool:
+        """Did the latest attempt reach the database?"""
         ...

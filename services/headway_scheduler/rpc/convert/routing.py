@@ -49,18 +49,20 @@ _CLASSES: Final = {
 
 
 def request_from_proto(
-    message: pb.RouteRequest, principal: Principal, intake: Intake, new_id: str
+    message: pb.RouteRequest, principal: Principal, intake: Intake, new_id: str, prompt_tokens: int | None = None
 ) -> tuple[Request, Tenant]:
     """A validated request and its tenant. Raises the refusals of `Intake` and InvalidField, in that order.
 
-    `new_id` is taken where the caller chose no request id.
+    `new_id` is taken where the caller chose no request id; `prompt_tokens` where the caller knows them already.
     """
     tenant = intake.tenant(principal, message.tenant)
     model = intake.model(tenant, message.model)
     for field in ("request_id", "adapter", "session_id"):
         if len(getattr(message, field)) > _MAX_ID:
             raise InvalidField(field, f"is longer than {_MAX_ID} characters")
-    prompt, prompt_tokens = _prompt(message, intake, model)
+    prompt, tokens = _prompt(message, intake, model)
+    if prompt_tokens is None:
+        prompt_tokens = tokens
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
     if message.task_hint not in _HINTS:
         raise InvalidField("task_hint", f"{message.task_hint} is no TaskHint")

@@ -1,0 +1,88 @@
+"""The HTTP port: liveness, readiness and metrics."""
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from headway_scheduler.app import Scheduler
+
+__all__ = ["HttpServer"]
+
+
+class _SchedulerCollector(Collector):
+    """Reads the scheduler's counts when scraped: nothing is counted twice, nothing sits on the hot path."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def collect(self) -> "list[CounterMetricFamily | GaugeMetricFamily]":
+        scheduler = self._scheduler
+        fleet = scheduler.fleet
+        routes = CounterMetricFamily("headway_routes", "Routes answered with an endpoint.")
+        routes.add_metric([], scheduler.dispatcher.routes)
+        refusals = CounterMetricFamily("headway_refusals", "Routes refused.", labels=["reason"])
+        for reason, count in scheduler.refusals.items():
+            refusals.add_metric([reason], count)
+        decisions = CounterMetricFamily("headway_strategy_decisions", "Pricings that counted.", labels=["strategy"])
+        failures = CounterMetricFamily("headway_strategy_failures", "Pricings discarded.", labels=["strategy"])
+        for installed in scheduler.registry.installed.values():
+            decisions.add_metric([installed.config.id], installed.decisions)
+            failures.add_metric([installed.config.id], installed.failures)
+        inflight = GaugeMetricFamily("headway_endpoint_inflight", "Reservations held.", labels=["endpoint"])
+        open_ = GaugeMetricFamily("headway_endpoint_open", "1: no hard guard stands.", labels=["endpoint"])
+        for endpoint in fleet.endpoints.values():
+            inflight.add_metric([endpoint.id], int(fleet.columns.inflight[endpoint.slot]))
+            open_.add_metric([endpoint.id], int(fleet.columns.open[endpoint.slot]))
+        return [
+            routes,
+            refusals,
+            decisions,
+            failures,
+            inflight,
+            open_,
+            GaugeMetricFamily("headway_reservations", "Reservations held.", len(scheduler.ledger.reservations)),
+            GaugeMetricFamily("headway_holds", "Routes held.", len(scheduler.dispatcher.holds)),
+            GaugeMetricFamily("headway_nodes", "Nodes known.", len(fleet.nodes)),
+            GaugeMetricFamily("headway_index_blocks", "Distinct blocks in the index.", len(scheduler.index)),
+            GaugeMetricFamily("headway_store_available", "1: Postgres answers.", int(scheduler.store.available)),
+            GaugeMetricFamily("headway_draining", "1: going away.", int(scheduler.draining)),
+        ]
+
+
+class HttpServer:
+    """Serves `/healthz`, `/readyz` and `/metrics`. `port` is the port it listens on, once started."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.port = 0
+        self._scheduler = scheduler
+        self._metrics = CollectorRegistry()
+        self._metrics.register(_SchedulerCollector(scheduler))
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._scrape)
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self, listen: str) -> None:
+        """Listen on `HOST:PORT`. Raises OSError if the address is taken."""
+        host, _, port = listen.rpartition(":")
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host.strip("[]"), int(port))
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Close."""
+        await self._runner.cleanup()
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        if self._scheduler.draining:
+            return web.Response(status=503, text="draining\n")
+        return web.Response(text="ok\n")
+
+    async def _scrape(self, _request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._metrics), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,127 @@
+"""The live fleet as Fleet's messages."""
+
+import numpy as np
+from headway.fleet.v1 import fleet_pb2 as pb
+
+from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES
+from headway_scheduler.fleet.fleet import Endpoint, Node
+from headway_scheduler.rpc.convert.routing import known
+from headway_scheduler.rpc.convert.telemetry import (
+    device_sample_to_proto,
+    device_to_proto,
+    engine_sample_to_proto,
+    role_to_proto,
+)
+from headway_scheduler.strategies.base import SoftGuard
+
+__all__ = ["endpoint_to_proto", "node_to_proto", "status_to_proto"]
+
+
+def node_to_proto(node: Node, now: float) -> pb.NodeState:
+    """A node and its devices."""
+    devices = []
+    for device in node.hello.devices:
+        sample = node.samples.get(device.uuid)
+        failure = node.failures.get(device.uuid, "")
+        devices.append(
+            pb.DeviceState(
+                device=device_to_proto(device),
+                sample=None if sample is None else device_sample_to_proto(sample),
+                node=f"{NODES}/{node.id}",
+                health="failed" if failure else "ok",
+                health_detail=failure,
+            )
+        )
+    return pb.NodeState(
+        name=f"{NODES}/{node.id}",
+        connected=node.connected,
+        state=node.state.value,
+        boot_id=node.hello.boot_id,
+        agent_version=node.hello.agent_version,
+        labels=dict(node.hello.labels),
+        clock_skew_s=node.clock_skew_s,
+        devices=devices,
+        sample_age_ms=(now - node.heard_at) * 1e3,
+    )
+
+
+def endpoint_to_proto(scheduler: Scheduler, endpoint: Endpoint, now: float) -> pb.EndpointState:
+    """An endpoint with its load, guards and groups."""
+    fleet, spec, slot = scheduler.fleet, endpoint.spec, endpoint.slot
+    columns, sample = fleet.columns, endpoint.sample
+    hard = fleet.hard_guards(endpoint)
+    return pb.EndpointState(
+        name=f"{ENDPOINTS}/{endpoint.id}",
+        address=spec.address,
+        dp_rank=spec.dp_rank,
+        node=f"{NODES}/{endpoint.node.id}",
+        devices=spec.device_uuids,
+        engine=spec.engine,
+        engine_version=spec.engine_version,
+        role=role_to_proto(spec.role),
+        models=spec.models,
+        adapters=spec.adapters,
+        labels=endpoint.labels,
+        gpu_groups=[f"{GPU_GROUPS}/{group}" for group in fleet.groups_of(endpoint)],
+        state=endpoint.state.value,
+        healthy=not hard,
+        hard_guards=hard,
+        soft_guards=_soft_guards(scheduler, slot),
+        reservations=int(columns.inflight[slot]),
+        inflight=int(columns.inflight[slot] + columns.external[slot]),
+        weighted_inflight=float(columns.weight_micro[slot] / 1e6 + columns.external[slot]),
+        queued_prefill_ms=float(columns.prefill_us[slot] / 1e3),
+        sample=None if sample is None else engine_sample_to_proto(sample),
+        index_blocks=scheduler.index.blocks(slot),
+        memory_pressure=known(columns.memory_pressure[slot]),
+        sample_age_ms=known((now - columns.sampled_at[slot]) * 1e3),
+        hit_ratio=_hit_ratio(endpoint),
+    )
+
+
+def _soft_guards(scheduler: Scheduler, slot: int) -> list[str]:
+    closed = scheduler.dispatcher.guards.peek(frozenset(SoftGuard), slot)
+    return [guard.value for guard in closed]
+
+
+def _hit_ratio(endpoint: Endpoint) -> float | None:
+    sample = endpoint.sample
+    if sample is None or not sample.prefix_queries.value or sample.prefix_hits.value is None:
+        return None
+    return sample.prefix_hits.value / sample.prefix_queries.value
+
+
+def status_to_proto(scheduler: Scheduler, version: str) -> pb.GetStatusResponse:
+    """How the scheduler does."""
+    fleet = scheduler.fleet
+    strategies = [
+        pb.StrategyStatus(
+            name=f"{STRATEGIES}/{each.config.id}",
+            algorithm=each.config.algorithm,
+            enabled=each.config.enabled,
+            tripped=each.tripped_until is not None and scheduler.clock() < each.tripped_until,
+            decisions=each.decisions,
+            failures=each.failures,
+            last_error=each.last_error,
+        )
+        for each in scheduler.registry.installed.values()
+    ]
+    response = pb.GetStatusResponse(
+        scheduler=scheduler.config.name,
+        epoch=scheduler.epoch,
+        version=version,
+        draining=scheduler.draining,
+        store_available=scheduler.store.available,
+        nodes=len(fleet.nodes),
+        endpoints=len(fleet.endpoints),
+        endpoints_healthy=int(np.count_nonzero(fleet.columns.open)),
+        reservations=len(scheduler.ledger.reservations),
+        holds=len(scheduler.dispatcher.holds),
+        routes=scheduler.dispatcher.routes,
+        refusals=scheduler.refusals,
+        strategies=strategies,
+        guards_frozen=fleet.guards_frozen,
+    )
+    response.started.FromNanoseconds(int(scheduler.started_at * 1e9))
+    return response

@@ -1,0 +1,203 @@
+"""One RouteStream: routes and reports in, answers out, in any order.
+
+Natural coalescing: what is answered while a message is being written becomes the next message; no timer adds latency.
+Held routes do not block the line, and one bad request fails alone.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from grpc.aio import ServicerContext
+from headway.routing.v1 import routing_pb2 as pb
+
+from headway_scheduler.admission.holds import Hold, Waiter
+from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.decision import Decision
+from headway_scheduler.domain.desired import Principal
+from headway_scheduler.domain.report import ReportStatus
+from headway_scheduler.errors import HeadwayError, InvalidField
+from headway_scheduler.fleet.ledger import EndCause, Owner
+from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
+from headway_scheduler.rpc.convert.routing import decision_to_proto, request_from_proto
+from headway_scheduler.rpc.fail_open import fail_open_view
+from headway_scheduler.rpc.interceptors import to_status
+from headway_scheduler.rpc.resume import Resumer
+
+__all__ = ["RouteStreamSession"]
+
+_MAX_UNREAD: Final = 4096
+"""Answers a client has not read: beyond it the session reads no more requests until it catches up."""
+_REMEMBERED_CALLS: Final = 10_000
+_VIEW_INTERVAL_S: Final = 1.0
+
+
+class RouteStreamSession:
+    """A data plane's stream. Its reservations live while it is open, and are orphans when it is lost."""
+
+    def __init__(
+        self, scheduler: Scheduler, principal: Principal, resumer: Resumer, context: ServicerContext[Any, Any]
+    ) -> None:
+        self._scheduler, self._principal, self._resumer, self._context = scheduler, principal, resumer, context
+        self._owner = Owner(principal.id, stream=True)
+        self._out = pb.RouteStreamResponse()
+        self._pending = 0
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._closed = False
+        self._holds: dict[int, tuple[Hold, Waiter]] = {}
+        self._answered: OrderedDict[int, str] = OrderedDict()
+        self._resumes: set[asyncio.Task[None]] = set()
+        self._view_version = -1
+
+    async def run(self, requests: AsyncIterator[pb.RouteStreamRequest]) -> None:
+        """Serve until the client half-closes and everything is answered, or the stream breaks."""
+        self._welcome()
+        reader = asyncio.create_task(self._read(requests))
+        viewer = asyncio.create_task(self._watch_fleet())
+        try:
+            await self._write(reader)
+            await reader
+        finally:
+            self._closed = True
+            for task in (reader, viewer, *self._resumes):
+                task.cancel()
+            await asyncio.gather(reader, viewer, *self._resumes, return_exceptions=True)
+            for hold, waiter in self._holds.values():
+                self._scheduler.dispatcher.give_up(hold, waiter)
+            self._scheduler.ledger.lose_owner(self._owner, self._scheduler.clock())
+
+    # In
+
+    async def _read(self, requests: AsyncIterator[pb.RouteStreamRequest]) -> None:
+        async for message in requests:
+            now = self._scheduler.clock()
+            for report in message.reports:
+                self._report(report, now)
+            for correlation_id in message.cancels:
+                self._cancel(correlation_id, now)
+            for resumed in message.resumes:
+                self._start_resume(resumed)
+            for call in message.routes:
+                self._route(call, now)
+            # Also when nothing is to be said: an empty message is a ping, and this its echo.
+            self._wake(0)
+            await self._room.wait()
+
+    def _route(self, call: pb.RouteCall, now: float) -> None:
+        scheduler = self._scheduler
+        number = call.correlation_id
+        try:
+            if scheduler.draining:
+                raise scheduler.shutting_down()
+            if number in self._holds:
+                raise InvalidField("correlation_id", f"{number} is open already")
+            wanted, tenant = request_from_proto(
+                call.request, self._principal, scheduler.intake, scheduler.ledger.new_id()
+            )
+            outcome = scheduler.dispatcher.submit(wanted, tenant, self._owner, now)
+        except HeadwayError as error:
+            self._answer(number, error)
+            return
+        if isinstance(outcome, Hold):
+
+            def settle(outcome: Decision | HeadwayError) -> None:
+                self._holds.pop(number, None)
+                self._answer(number, outcome)
+
+            self._holds[number] = (outcome, settle)
+            outcome.waiters.append(settle)
+        else:
+            self._answer(number, outcome)
+
+    def _report(self, message: pb.Report, now: float) -> None:
+        try:
+            report = report_from_proto(message)
+            status, detail = self._scheduler.reporting.apply(self._owner, message.reservation_id, report, now)
+        except InvalidField as error:
+            status, detail = ReportStatus.INVALID, error.message
+        if status is not ReportStatus.APPLIED:
+            self._out.report_results.append(result_to_proto(message.reservation_id, status, detail))
+            self._wake(1)
+
+    def _cancel(self, correlation_id: int, now: float) -> None:
+        held = self._holds.pop(correlation_id, None)
+        if held is not None:
+            self._scheduler.dispatcher.give_up(*held)
+            return
+        reservation = self._scheduler.ledger.find(self._answered.pop(correlation_id, ""))
+        if reservation is not None:
+            self._scheduler.ledger.end(reservation, EndCause.CANCELLED, now)
+
+    def _start_resume(self, message: pb.ResumedReservation) -> None:
+        task = asyncio.create_task(self._resume(message))
+        self._resumes.add(task)
+        task.add_done_callback(self._resumes.discard)
+
+    async def _resume(self, message: pb.ResumedReservation) -> None:
+        self._out.resume_results.append(await self._resumer.resume(message, self._principal, self._owner))
+        self._wake(1)
+
+    # Out
+
+    def _welcome(self) -> None:
+        scheduler = self._scheduler
+        welcome = pb.StreamWelcome(scheduler=scheduler.config.name, epoch=scheduler.epoch)
+        welcome.resume_grace.FromMilliseconds(int(scheduler.config.resume_grace_s * 1e3))
+        self._out.welcome.CopyFrom(welcome)
+        self._offer_view()
+
+    def _offer_view(self) -> None:
+        if self._view_version != self._scheduler.fleet.version:
+            self._view_version = self._scheduler.fleet.version
+            self._out.fail_open_view.CopyFrom(fail_open_view(self._scheduler, self._principal))
+            self._wake(1)
+
+    async def _watch_fleet(self) -> None:
+        """Send the view when the fleet changed, and say once that the scheduler goes away."""
+        told = False
+        while True:
+            await asyncio.sleep(_VIEW_INTERVAL_S)
+            self._offer_view()
+            if self._scheduler.draining and not told:
+                told = True
+                self._out.draining = True
+                self._wake(1)
+
+    def _answer(self, number: int, outcome: Decision | HeadwayError) -> None:
+        if self._closed:
+            return
+        answer = self._out.answers.add(correlation_id=number)
+        if isinstance(outcome, Decision):
+            answer.response.CopyFrom(decision_to_proto(outcome))
+            self._answered[number] = outcome.reservation_id
+            if len(self._answered) > _REMEMBERED_CALLS:
+                self._answered.popitem(last=False)
+        else:
+            self._scheduler.count_refusal(outcome)
+            answer.error.CopyFrom(to_status(outcome))
+        self._wake(1)
+
+    def _wake(self, count: int) -> None:
+        self._pending += count
+        if self._pending >= _MAX_UNREAD:
+            self._room.clear()
+        self._news.set()
+
+    async def _write(self, reader: "asyncio.Task[None]") -> None:
+        """Write whatever there is, as one message, until the client is done and nothing is owed to it."""
+        reader.add_done_callback(lambda _: self._news.set())
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if reader.done() and not self._pending:
+                if self._holds or self._resumes:
+                    continue
+                return
+            message, self._out, self._pending = self._out, pb.RouteStreamResponse(), 0
+            self._room.set()
+            with contextlib.suppress(asyncio.InvalidStateError):
+                await self._context.write(message)

@@ -1,0 +1,89 @@
+"""The gRPC server: every service, health, reflection, credentials and limits."""
+
+from datetime import UTC, datetime
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+from headway.admin.v1 import admin_pb2, admin_pb2_grpc
+from headway.fleet.v1 import fleet_pb2, fleet_pb2_grpc
+from headway.routing.v1 import routing_pb2, routing_pb2_grpc
+from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
+
+from headway_scheduler.app import Scheduler
+from headway_scheduler.config import Config
+from headway_scheduler.rpc.admin import AdminService
+from headway_scheduler.rpc.authentication import Authenticator
+from headway_scheduler.rpc.fleet import FleetService
+from headway_scheduler.rpc.interceptors import CallInterceptor
+from headway_scheduler.rpc.live import LiveFleet
+from headway_scheduler.rpc.router import RouterService
+from headway_scheduler.rpc.telemetry import TelemetryService
+
+__all__ = ["GrpcServer"]
+
+_SERVICES: Final = (
+    routing_pb2.DESCRIPTOR.services_by_name["Router"].full_name,
+    telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+    fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
+)
+
+
+class GrpcServer:
+    """Serves one scheduler. `port` is the port it listens on, once started."""
+
+    def __init__(self, scheduler: Scheduler, config: Config) -> None:
+        self.port = 0
+        self._config = config
+        authenticator = Authenticator(
+            lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
+        )
+        self._server = grpc.aio.server(
+            interceptors=[CallInterceptor(authenticator)],
+            options=[
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_metadata_size", 16 * 1024),
+                # Two schedulers on one port would share its calls without knowing of each other.
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+        )
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), self._server)
+        telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), self._server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), self._server)
+        admin = AdminService(
+            store=scheduler.store,
+            state=lambda: scheduler.desired,
+            refresh=scheduler.refresh,
+            check_strategy=scheduler.registry.check,
+            fleet=LiveFleet(scheduler),
+        )
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
+        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+
+    async def start(self) -> None:
+        """Listen. Raises RuntimeError if the address is taken."""
+        config = self._config
+        if config.tls_certificate is not None and config.tls_key is not None:
+            pair = (config.tls_key.read_bytes(), config.tls_certificate.read_bytes())
+            self.port = self._server.add_secure_port(config.listen, grpc.ssl_server_credentials([pair]))
+        else:
+            self.port = self._server.add_insecure_port(config.listen)
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Say that it goes away, take no new calls, and let those in progress finish within the grace."""
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.stop(grace_s)
+
+    async def _set_health(self, status: int) -> None:
+        for service in ("", *_SERVICES):
+            await self._health.set(service, status)

@@ -1,0 +1,117 @@
+"""The Telemetry service: one stream from each agent."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+from grpc.aio import ServicerContext
+from headway.telemetry.v1 import telemetry_pb2 as pb
+from headway.telemetry.v1 import telemetry_pb2_grpc
+
+from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.endpoint import SchedulingState
+from headway_scheduler.errors import HeadwayError, InvalidField
+from headway_scheduler.fleet.fleet import Node
+from headway_scheduler.rpc.authentication import current_principal
+from headway_scheduler.rpc.authorization import authorize_node
+from headway_scheduler.rpc.convert.telemetry import (
+    device_event_from_proto,
+    hello_from_proto,
+    kv_events_from_proto,
+    sample_from_proto,
+    spec_from_proto,
+)
+
+__all__ = ["TelemetryService"]
+
+log = structlog.get_logger()
+
+
+class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
+    """Feeds the fleet. A wrong message is answered by ending the stream with the field's name; nothing else changes."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    async def Connect(  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.ConnectRequest], context: ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.ConnectResponse]:
+        """Hello first, then samples and events until the agent goes."""
+        scheduler = self._scheduler
+        node: Node | None = None
+        instance_id, draining = "", False
+        try:
+            async for message in request_iterator:
+                kind = message.WhichOneof("message")
+                if kind == "hello":
+                    node, instance_id = self._hello(message.hello), message.hello.instance_id
+                    yield pb.ConnectResponse(welcome=self._welcome())
+                elif node is None:
+                    raise InvalidField("hello", "must be the first message")
+                elif scheduler.fleet.nodes.get(node.id) is not node:
+                    node = None
+                    yield pb.ConnectResponse(resync=pb.Resync())  # it was forgotten meanwhile
+                    continue
+                elif kind == "sample":
+                    yield self._sample(node, message.sample)
+                else:
+                    self._event(node, message)
+                if node is not None and draining != (node.state is SchedulingState.DRAINING):
+                    draining = not draining
+                    yield pb.ConnectResponse(drain=pb.Drain(draining=draining))
+        except HeadwayError as error:
+            log.warning("agent_refused", node=node.id if node else "", reason=error.reason, problem=error.message)
+            raise
+        finally:
+            if node is not None:
+                scheduler.fleet.disconnect(node.id, instance_id)
+                log.info("agent_disconnected", node=node.id)
+
+    def _hello(self, message: pb.Hello) -> Node:
+        scheduler = self._scheduler
+        authorize_node(current_principal(), message.node)
+        hello = hello_from_proto(message)
+        node = scheduler.fleet.connect(hello, scheduler.clock())
+        node.clock_skew_s = 0.0 if hello.clock_s is None else hello.clock_s - time.time()
+        if abs(node.clock_skew_s) > scheduler.fleet.config.clock_skew_warning_s:
+            # Only a warning: all times are taken by the scheduler's own clock.
+            log.warning("agent_clock_off", node=node.id, skew_s=round(node.clock_skew_s, 3))
+        log.info(
+            "agent_connected", node=node.id, devices=len(hello.devices), endpoints=[spec.id for spec in hello.endpoints]
+        )
+        return node
+
+    def _welcome(self) -> pb.Welcome:
+        config = self._scheduler.config
+        welcome = pb.Welcome(scheduler=config.name, epoch=self._scheduler.epoch)
+        welcome.interval.FromMilliseconds(int(config.telemetry_interval_s * 1e3))
+        return welcome
+
+    def _sample(self, node: Node, message: pb.Sample) -> pb.ConnectResponse:
+        scheduler = self._scheduler
+        scheduler.fleet.apply_sample(node, sample_from_proto(message), scheduler.clock())
+        return pb.ConnectResponse(ack=pb.Ack(sequence=node.sequence))
+
+    def _event(self, node: Node, message: pb.ConnectRequest) -> None:
+        fleet, kind = self._scheduler.fleet, message.WhichOneof("message")
+        node.heard_at = self._scheduler.clock()
+        if kind == "device_event":
+            event = device_event_from_proto(message.device_event)
+            log.warning("device_event", node=node.id, device=event.uuid, kind=event.kind.value, xid=event.xid)
+            fleet.apply_device_event(node, event)
+        elif kind == "endpoint_change":
+            spec = spec_from_proto(message.endpoint_change.endpoint, "endpoint_change.endpoint")
+            if message.endpoint_change.removed:
+                if spec.id in node.endpoints:
+                    fleet.remove_endpoint(spec.id)
+            else:
+                fleet.put_endpoint(node, spec)
+            log.info("endpoint_changed", endpoint=spec.id, removed=message.endpoint_change.removed, ready=spec.ready)
+        elif kind == "kv_events":
+            events = kv_events_from_proto(message.kv_events)
+            endpoint = node.endpoints.get(events.endpoint)
+            if endpoint is not None and events.cleared:
+                self._scheduler.index.drop(endpoint.slot)
+        else:
+            raise InvalidField("message", "is required")

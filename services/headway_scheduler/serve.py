@@ -1,0 +1,81 @@
+"""One scheduler process, from its store to its ports and back."""
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from headway_scheduler.app import Scheduler
+from headway_scheduler.config import Config
+from headway_scheduler.http import HttpServer
+from headway_scheduler.rpc.server import GrpcServer
+from headway_scheduler.store.embedded import EmbeddedPostgres
+from headway_scheduler.store.migrate import upgrade
+from headway_scheduler.store.postgres import PostgresStore
+
+__all__ = ["configure_logging", "serve"]
+
+log = structlog.get_logger()
+
+
+def configure_logging(level: str) -> None:
+    """JSON lines on standard error."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+async def serve(config: Config) -> None:
+    """Run until SIGTERM or SIGINT, then drain: refuse what is new, finish what is in flight, close in reverse order."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    async with AsyncExitStack() as closers:
+        url = config.database_url or _embedded(config.data_dir, closers)
+        await asyncio.to_thread(upgrade, url)
+        store = PostgresStore(url)
+        closers.push_async_callback(store.close)
+        scheduler = Scheduler(config, store)
+        await scheduler.start()
+        closers.push_async_callback(scheduler.stop)
+        http = HttpServer(scheduler)
+        await http.start(config.listen_http)
+        closers.push_async_callback(http.stop)
+        grpc_server = GrpcServer(scheduler, config)
+        await grpc_server.start()
+        log.info("listening", grpc=grpc_server.port, http=http.port)
+        if config.port_file is not None:
+            _write_ports(config.port_file, grpc_server.port, http.port)
+        await stop.wait()
+        log.info("draining", reservations=len(scheduler.ledger.reservations))
+        scheduler.drain()
+        await grpc_server.stop(config.drain_timeout_s)
+
+
+def _embedded(data_dir: Path, closers: AsyncExitStack) -> str:
+    """Start the embedded Postgres in this thread, which outlives it: the kernel ends it with its starter."""
+    postgres = EmbeddedPostgres(data_dir)
+    url = postgres.start()
+    closers.callback(postgres.stop)
+    return url
+
+
+def _write_ports(path: Path, grpc_port: int, http_port: int) -> None:
+    """All at once: whoever sees the file sees all of it."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"grpc": grpc_port, "http": http_port}))
+    partial.rename(path)
