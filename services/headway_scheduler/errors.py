@@ -31,6 +31,7 @@ __all__ = [
     "TenantNotAllowed",
     "TenantRequests",
     "TenantTokens",
+    "TokenShownOnce",
     "UnknownModel",
     "UnknownResource",
     "UnknownTenant",
@@ -122,6 +123,17 @@ class DuplicateNode(HeadwayError):
 
     def __init__(self, node: str) -> None:
         super().__init__(f"hello.node: another agent is connected as {node!r}", field="hello.node", node=node)
+
+
+class TokenShownOnce(HeadwayError):
+    """An earlier try made this credential and answered its token, which is not kept."""
+
+    status = "ALREADY_EXISTS"
+    reason = "TOKEN_SHOWN_ONCE"
+
+    def __init__(self, name: str) -> None:
+        message = f"name: an earlier try made {name!r} and its token is not kept; delete it and create another"
+        super().__init__(message, field="name", resource=name)
 
 
 class StaleEtag(HeadwayError):

@@ -40,13 +40,14 @@ DEFAULT_TENANT: Final = "default"
 DEFAULT_GROUP: Final = "all"
 
 _SLUG = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_SNAKE = re.compile(r"[a-z](?:[a-z0-9_-]{0,61}[a-z0-9])?")  # strategies are named like their algorithms
 _LOOSE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,252}")
-_LOOSE_COLLECTIONS = frozenset({MODELS, NODES, ENDPOINTS})
+_PATTERNS = {MODELS: _LOOSE, NODES: _LOOSE, ENDPOINTS: _LOOSE, STRATEGIES: _SNAKE}
 
 
 def check_id(collection: str, identifier: str, field: str) -> str:
     """Return `identifier` if it may name a member of `collection`, else raise InvalidField for `field`."""
-    pattern = _LOOSE if collection in _LOOSE_COLLECTIONS else _SLUG
+    pattern = _PATTERNS.get(collection, _SLUG)
     if not pattern.fullmatch(identifier):
         raise InvalidField(field, f"{identifier!r} must match {pattern.pattern}")
     return identifier

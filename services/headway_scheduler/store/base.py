@@ -64,9 +64,7 @@ class DesiredStore(Protocol):
         """Replace a resource. Raises UnknownResource, StaleEtag, InUse, InvalidField. A strategy gains a revision."""
         ...
 
-    async def delete(
-        self, kind: type[Resource], key: str, write: Write, *, etag: str = "", force: bool = False
-    ) -> None:
+    async def delete(self, kind: type[R], key: str, write: Write, *, etag: str = "", force: bool = False) -> None:
         """Remove a resource by id (a binding: `tenant/group`). Raises UnknownResource, StaleEtag, InUse."""
         ...
 

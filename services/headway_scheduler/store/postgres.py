@@ -148,9 +148,7 @@ class PostgresStore:
 
         return await self._save(resource, write, change)
 
-    async def delete(
-        self, kind: type[Resource], key: str, write: Write, *, etag: str = "", force: bool = False
-    ) -> None:
+    async def delete(self, kind: type[R], key: str, write: Write, *, etag: str = "", force: bool = False) -> None:
         """Remove a resource; with `force` also the bindings that hang on it."""
 
         async def work(connection: AsyncConnection) -> None:

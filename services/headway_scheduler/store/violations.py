@@ -94,7 +94,7 @@ def broken_by_write(constraint: str, resource: Resource) -> HeadwayError | None:
     return None
 
 
-def broken_by_delete(constraint: str, kind: type[Resource], key: str) -> HeadwayError | None:
+def broken_by_delete(constraint: str, kind: type[object], key: str) -> HeadwayError | None:
     """The error for a constraint that deleting this resource broke; None for one we do not know."""
     reference = _REFERENCES.get(constraint)
     return InUse(resource_name(kind, key), reference.referrers) if reference else None
