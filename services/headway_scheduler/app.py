@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
@@ -40,6 +40,7 @@ log = structlog.get_logger()
 _TICK_S: Final = 0.05
 _SWEEP_S: Final = 0.25
 _PERSIST_S: Final = 5.0
+_RESTART_S: Final = 1.0
 _SALT_KEY: Final = "cache_salt_secret"
 
 
@@ -92,8 +93,8 @@ class Scheduler:
         await self.refresh()
         await self._restore(await self.store.load_learned())
         self.dispatcher.wake = self._wake
-        for task in (self._follow_changes(), self._tick(), self._persist()):
-            self._tasks.append(asyncio.create_task(task))
+        for task in (self._follow_changes, self._tick, self._persist):
+            self._tasks.append(asyncio.create_task(_forever(task)))
         log.info("scheduler_started", name=self.config.name, epoch=self.epoch, version=self.desired.version)
 
     def drain(self) -> None:
@@ -264,3 +265,13 @@ class Scheduler:
         key = (row.tenant, row.model, row.minute)
         before = self._usage.get(key)
         self._usage[key] = row if before is None else before.plus(row)
+
+
+async def _forever(task: Callable[[], Awaitable[None]]) -> None:
+    """Run a task beside the calls; a fault in it is logged and the task starts again, nothing else is touched."""
+    while True:
+        try:
+            await task()
+        except Exception:
+            log.exception("background_task_failed", task=task.__name__)
+            await asyncio.sleep(_RESTART_S)

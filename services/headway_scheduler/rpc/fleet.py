@@ -66,7 +66,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         scheduler, now = self._scheduler, self._scheduler.clock()
         nodes = [node_to_proto(node, now) for node in scheduler.fleet.nodes.values()]
         endpoints = [endpoint_to_proto(scheduler, each, now) for each in scheduler.fleet.endpoints.values()]
-        present: dict[str, State] = {state.name: state for state in (*nodes, *endpoints)}
+        present: dict[str, State] = {state.name: state for state in nodes}
+        present.update((state.name, state) for state in endpoints)
         response = pb.WatchFleetResponse(
             nodes=[state for state in nodes if seen.get(state.name) != state],
             endpoints=[state for state in endpoints if seen.get(state.name) != state],

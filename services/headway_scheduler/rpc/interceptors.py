@@ -78,9 +78,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[RpcMethodHandler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[RpcMethodHandler | None]"],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> RpcMethodHandler | None:
+    ) -> "RpcMethodHandler | None":
         """Wrap the method's handler, once for all its calls."""
         method = handler_call_details.method
         wrapped = self._wrapped.get(method)

@@ -54,7 +54,7 @@ class GrpcServer:
             ],
         )
         self._health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)  # type: ignore[no-untyped-call]
         routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), self._server)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), self._server)
         fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), self._server)
@@ -66,7 +66,8 @@ class GrpcServer:
             fleet=LiveFleet(scheduler),
         )
         admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
-        reflection.enable_server_reflection((*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        served = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(served, self._server)  # type: ignore[no-untyped-call]
 
     async def start(self) -> None:
         """Listen. Raises RuntimeError if the address is taken."""
@@ -84,6 +85,6 @@ class GrpcServer:
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._server.stop(grace_s)
 
-    async def _set_health(self, status: int) -> None:
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *_SERVICES):
             await self._health.set(service, status)
