@@ -1,9 +1,9 @@
 """The engine as a pure step machine with vLLM v1's scheduling (FIELD.md §2).
 
-Times go in and come out in milliseconds; nothing here reads a clock. A step's work is O(1) plus its prefills and
-the decodes that need a new block: decoding requests advance together by one counter, and each remembers where it
-joined. Only the youngest running request can be in the middle of its prefill (it has taken what was left of
-the budget), and every decode gets one token a step.
+Times go in and come out in milliseconds; nothing here reads a clock. A step's work is O(1) plus its prefills
+and the decodes that need a new block: decoding requests advance together by one counter, and each remembers
+where it joined. Only the youngest running request can be in the middle of its prefill (it has taken what was
+left of the budget), and every decode gets one token a step.
 """
 
 import heapq
@@ -155,7 +155,8 @@ class Engine:
         self._waiting: deque[EngineSequence] = deque()
         self._running: dict[EngineSequence, None] = {}
         self._prefilling: EngineSequence | None = None
-        # Decodes: how many, Σ of their computed tokens, who needs a block when (counter modulo 16), who ends when.
+        # Decodes: how many, Σ of their computed tokens, who needs a block when (counter modulo 16),
+        # who ends when.
         self._decode_steps = 0
         self._decoding = 0
         self._decode_context = 0
@@ -246,7 +247,7 @@ class Engine:
         return sequence._generated
 
     def next_finish_ms(self, now_ms: float) -> float | None:
-        """When the first decode will finish if nothing else happens from `now_ms` on; None without decodes."""
+        """When the first decode finishes if nothing else happens from `now_ms` on; None without decodes."""
         nearest = self._nearest_finish()
         if nearest is None:
             return None

@@ -170,9 +170,7 @@ def test_allocation_reuses_the_least_recently_freed_block_and_a_request_s_tail_f
     assert a.cached_tokens == 16  # c took a's partial block and its last two full ones
     b = engine.add(request("b2", 60, 1, keys=keys("b", 3)), 0.0)
     drain(engine)
-    assert (
-        b.cached_tokens == 16
-    )  # a2 hit one block and took three: b's partial one and its last two full ones
+    assert b.cached_tokens == 16  # a2 took three of b's four: its partial one and two full ones
 
 
 def test_admission_reserves_the_whole_input():
