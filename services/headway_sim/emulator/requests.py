@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from headway_sim.emulator.text import answer_text, render_chat
+from headway_sim.emulator.text import render_chat
 from headway_sim.engine import (
     BLOCK_TOKENS,
     EngineRequest,
@@ -15,6 +15,7 @@ from headway_sim.engine import (
     count_tokens,
     token_bytes,
 )
+from headway_sim.filler import filler_text
 
 DEFAULT_OUTPUT_TOKENS = 128
 """The answer's length when the request sets no limit: the emulator's text never ends by itself."""
@@ -51,7 +52,7 @@ class GenerationRequest:
 
     def for_engine(self, request_id: str) -> EngineRequest:
         """The request as blocks: prompt and answer are both hashed, so the next turn finds them."""
-        content = self.prompt + answer_text(self.seed, 0, self.output_tokens).encode()
+        content = self.prompt + filler_text(self.seed, 0, self.output_tokens).encode()
         keys = byte_chain(content, chain_root(self.model, self.cache_salt))
         return EngineRequest(
             request_id,

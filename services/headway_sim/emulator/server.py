@@ -23,8 +23,8 @@ from headway_sim.emulator.requests import (
     parse_completion,
     parse_embedding,
 )
-from headway_sim.emulator.text import answer_text
 from headway_sim.engine import BLOCK_TOKENS, RequestTooLongError, WaitingLimitError
+from headway_sim.filler import filler_text
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Above this a body is answered 413; prompts beyond the KV cache are refused with 400 long before."""
@@ -135,10 +135,10 @@ class EngineServer:
             if fault.mode is FaultMode.DIE_MID_STREAM and sent + count > fault.after_tokens:
                 if fault.after_tokens > sent:
                     await response.write(
-                        frame.text(answer_text(seed, sent, fault.after_tokens), first=not sent)
+                        frame.text(filler_text(seed, sent, fault.after_tokens), first=not sent)
                     )
                 return _drop(http)
-            data = frame.text(answer_text(seed, sent, sent + count), first=not sent)
+            data = frame.text(filler_text(seed, sent, sent + count), first=not sent)
             sent += count
             if sent == request.output_tokens:
                 data += frame.end()
@@ -156,7 +156,7 @@ class EngineServer:
             pass
         if self._fault.mode is FaultMode.DIE_MID_STREAM:
             return _drop(http)
-        text = answer_text(request.seed, 0, request.output_tokens)
+        text = filler_text(request.seed, 0, request.output_tokens)
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": _finish_reason(request)}
         if request.chat:
             choice["message"] = {"role": "assistant", "content": text}

@@ -50,7 +50,9 @@ async def metrics(http):
 
 async def until(condition):
     async with asyncio.timeout(DEADLINE_S):
-        while not await condition():
+        while True:
+            if await condition():
+                return
             await asyncio.sleep(0.005)
 
 

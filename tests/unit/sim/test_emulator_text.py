@@ -2,7 +2,8 @@
 
 import pytest
 from headway_sim.emulator.requests import BadRequestError, decode_body, parse_chat, parse_completion
-from headway_sim.emulator.text import answer_text, render_chat
+from headway_sim.emulator.text import render_chat
+from headway_sim.filler import filler_text
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ def chat(**more):
 
 def test_the_next_turn_s_prompt_starts_with_this_one_and_its_answer():
     first = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hällo"}]
-    answer = answer_text(7, 0, 20)
+    answer = filler_text(7, 0, 20)
     second = [*first, {"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
     assert render_chat(second).startswith(render_chat(first) + answer.encode())
 
@@ -33,8 +34,8 @@ def test_parts_tools_and_images_are_part_of_the_prompt():
 
 @given(st.integers(0, 2**64), st.integers(0, 40_000), st.integers(0, 300), st.integers(0, 300))
 def test_an_answer_is_the_same_however_it_is_cut(seed, start, one, two):
-    whole = answer_text(seed, start, start + one + two)
-    assert whole == answer_text(seed, start, start + one) + answer_text(seed, start + one, start + one + two)
+    whole = filler_text(seed, start, start + one + two)
+    assert whole == filler_text(seed, start, start + one) + filler_text(seed, start + one, start + one + two)
     assert len(whole.encode()) == 4 * (one + two)
 
 
