@@ -5,6 +5,7 @@ while bytes arrive it looks only for the first token.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -285,7 +286,8 @@ async def _run(
     async with aiohttp.ClientSession(
         target.base_url, timeout=timeout, connector=connector, read_bufsize=1 << 18
     ) as http:
-        driver = _Driver(target, http, on_outcome)
+        # Not the loop's clock: uvloop's has a resolution of a millisecond.
+        driver = _Driver(target, http, on_outcome, time.perf_counter)
         await run(driver)
         return LoadResult(tuple(driver.outcomes), driver.elapsed_s())
 
@@ -332,17 +334,23 @@ _decoder = msgspec.json.Decoder(_Event)
 class _Driver:
     """Sends calls over one client session and collects what became of them."""
 
-    def __init__(self, target: Target, http: aiohttp.ClientSession, on_outcome: OnOutcome | None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        http: aiohttp.ClientSession,
+        on_outcome: OnOutcome | None,
+        clock_s: Callable[[], float],
+    ) -> None:
         self._target = target
         self._http = http
         self._on_outcome = on_outcome
-        self._loop = asyncio.get_running_loop()
-        self._start_s = self._loop.time()
+        self._clock_s = clock_s
+        self._start_s = clock_s()
         self.outcomes: list[Outcome] = []
 
     def elapsed_s(self) -> float:
         """Seconds since the run began."""
-        return self._loop.time() - self._start_s
+        return self._clock_s() - self._start_s
 
     async def sleep_until(self, at_s: float) -> None:
         """Wait for a time of the run; even when late, let others work first."""

@@ -48,6 +48,7 @@ class Emulator:
             Engine(config.hardware, kv_tokens=config.kv_tokens, waiting_limit=config.waiting_limit),
             speedup=config.speedup,
             stream_interval_ms=config.stream_interval_ms,
+            clock_s=time.perf_counter,
         )
         stack.callback(engine.close)
         server = EngineServer(engine, config.models, unix_time_s=time.time)

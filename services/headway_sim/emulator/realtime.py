@@ -7,10 +7,13 @@ answers are streamed, for the next time their tokens are handed out together.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from headway_sim.engine import Engine, EngineRequest, EngineSequence, Snapshot, State, Step
+
+_TIMER_ROUNDING_S = 0.0005
+"""The event loop rounds to milliseconds: wake this much early, and go round the loop until it is time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +76,19 @@ class Generation:
 class RealTimeEngine:
     """An engine on the running event loop. Belongs to that loop; no locks."""
 
-    def __init__(self, engine: Engine, *, speedup: float, stream_interval_ms: float) -> None:
-        """`stream_interval_ms` is real time between two batches of tokens of a streamed answer."""
+    def __init__(
+        self, engine: Engine, *, speedup: float, stream_interval_ms: float, clock_s: Callable[[], float]
+    ) -> None:
+        """`stream_interval_ms` is real time between two batches of tokens of a streamed answer.
+
+        `clock_s` is a monotonic clock in seconds, finer than the event loop's milliseconds.
+        """
         self._engine = engine
         self._speedup = speedup
         self._interval_ms = stream_interval_ms * speedup
         self._loop = asyncio.get_running_loop()
-        self._origin_s = self._loop.time()
+        self._clock_s = clock_s
+        self._origin_s = clock_s()
         self._clock_ms = 0.0
         self._next_batch_ms = 0.0
         self._step: Step | None = None
@@ -134,7 +143,7 @@ class RealTimeEngine:
             self._timer.cancel()
 
     def _now_ms(self) -> float:
-        return (self._loop.time() - self._origin_s) * 1000.0 * self._speedup
+        return (self._clock_s() - self._origin_s) * 1000.0 * self._speedup
 
     def _catch_up(self) -> float:
         """Run every step that should have begun by now; returns now."""
@@ -182,6 +191,7 @@ class RealTimeEngine:
         at_ms = step.end_ms
         if not (step.first_tokens or step.finished or self._engine.busy_with_prompts):
             at_ms = self._engine.next_finish_ms(step.end_ms) or step.end_ms
+        delay_s = (at_ms - now_ms) / 1000.0 / self._speedup - _TIMER_ROUNDING_S
         if any(generation.streamed and generation.started for generation in self._generations.values()):
-            at_ms = min(at_ms, max(self._next_batch_ms, now_ms))
-        self._timer = self._loop.call_at(self._origin_s + at_ms / 1000.0 / self._speedup, self._on_timer)
+            delay_s = min(delay_s, (self._next_batch_ms - now_ms) / 1000.0 / self._speedup)
+        self._timer = self._loop.call_later(max(0.0, delay_s), self._on_timer)
