@@ -211,6 +211,8 @@ class Engine:
         result: the caller promises to add nothing before then.
         """
         preempted = self._grow_decodes()
+        if self._waiting:
+            self._publish_decodes()
         decodes, context = self._decoding, self._decode_context
         prefills, prefill_tokens, pairs = self._schedule_prefills(now_ms, admit=not preempted)
         new_tokens = decodes + prefill_tokens
@@ -301,6 +303,14 @@ class Engine:
             if sequence.state is State.DECODE:
                 self._append_block(sequence)
         return tuple(preempted)
+
+    def _publish_decodes(self) -> None:
+        """Let those who wait hit the blocks that decodes fill in this very step, as vLLM does."""
+        for sequence in self._growers[(self._decode_steps + 1) % BLOCK_TOKENS]:
+            computed = sequence._computed + self._decode_steps - sequence._joined_step + 1
+            self._fill(sequence, computed)
+            if computed <= sequence.keyed_blocks * BLOCK_TOKENS:
+                self._memory_version += 1
 
     def _schedule_prefills(self, now_ms: float, *, admit: bool) -> tuple[list[EngineSequence], int, float]:
         """Spend what the decodes left of the budget; returns (prompts completed, tokens, pairs)."""
@@ -490,7 +500,10 @@ class Engine:
         """Decode steps from now in which nobody finishes, or grows after the first of them."""
         nearest = self._nearest_finish()
         most = BLOCK_TOKENS if nearest is None else min(nearest - self._decode_steps, BLOCK_TOKENS)
+        # The step before a growth fills a block, which may be what the waiting head needs to fit.
+        watched = (0, 1) if self._waiting else (0,)
         for steps in range(1, most):
-            if self._growers[(self._decode_steps + steps) % BLOCK_TOKENS]:
+            slot = self._decode_steps + steps
+            if any(self._growers[(slot + ahead) % BLOCK_TOKENS] for ahead in watched):
                 return steps
         return most

@@ -84,11 +84,15 @@ def test_blocks_add_up_after_every_action(script, blocks_per_key):
 def test_folding_changes_nothing(sizes):
     def run(fold: bool):
         engine = Engine(SMALL)
-        sequences = [engine.add(EngineRequest(str(i), p, o), 0.0) for i, (p, o) in enumerate(sizes)]
+        keys = list(range(40))
+        sequences = [
+            engine.add(EngineRequest(str(i), p, o, keys=keys, keyed_tokens=p + o), 0.0)
+            for i, (p, o) in enumerate(sizes)
+        ]
         now = 0.0
         while step := engine.step(now, 1e12 if fold else None):
             now = step.end_ms
         assert all(engine.generated(s) == s.request.output_tokens for s in sequences)
-        return [(s.first_token_ms, s.finished_ms, s.preemptions) for s in sequences]
+        return [(s.first_token_ms, s.finished_ms, s.cached_tokens, s.preemptions) for s in sequences]
 
     assert run(False) == run(True)
