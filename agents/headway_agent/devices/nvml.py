@@ -1,9 +1,9 @@
 """NVIDIA GPUs, read in a child process that may hang, die or lose its driver without harming the agent.
 
-Each request to the child has a deadline. A child that misses one is killed, its values become STALE, and the
-device it hung on is left alone for a growing while, so that the others are read again. A child is started only
-when the one before is gone: a process that hangs in the kernel may outlive its SIGKILL, and a second one would
-only join it.
+Each request to the child has a deadline. A child that misses one is killed, its values become STALE, and
+the device it hung on is left alone for a growing while, so that the others are read again. A child is
+started only when the one before is gone: a process that hangs in the kernel may outlive its SIGKILL, and a
+second one would only join it.
 """
 
 import asyncio
@@ -50,7 +50,11 @@ class NvmlTimes:
 
 
 class ChildFailedError(Exception):
-    """The child hung, died, or says that NVML is broken."""
+    """The child says that NVML is broken, or cannot be talked to."""
+
+
+class ChildHungError(ChildFailedError):
+    """The child did not answer: it hung or died over what it was asked."""
 
 
 @dataclass(slots=True)
@@ -111,10 +115,10 @@ class _Child:
             async with asyncio.timeout(timeout_s):
                 line = await self._exchange(json.dumps(request).encode() + b"\n")
             if not line:
-                raise ChildFailedError("the child died")
+                raise ChildHungError("the child died")
             answer: Json = json.loads(line)
         except TimeoutError:
-            raise ChildFailedError(f"no answer to {request['do']} in {timeout_s} s") from None
+            raise ChildHungError(f"no answer to {request['do']} in {timeout_s} s") from None
         except (OSError, ValueError) as error:
             raise ChildFailedError(f"the child cannot be talked to: {error}") from error
         if "broken" in answer:
@@ -192,7 +196,8 @@ class NvmlSource:
             return
         try:
             child = await self._opened_child(now)
-            for device in list(self._devices.values()):
+            # Those that hung last time come last, so that they keep nobody from being read.
+            for device in sorted(self._devices.values(), key=lambda d: d.hung):
                 if device.present and self.clock() >= device.not_before:
                     await self._read_device(child, device)
             answer = await child.ask({"do": "events"}, self.times.request_s)
@@ -222,7 +227,7 @@ class NvmlSource:
     async def _read_device(self, child: _Child, device: _Device) -> None:
         try:
             answer = await child.ask({"do": "read", "uuid": device.info.uuid}, self.times.request_s)
-        except ChildFailedError:
+        except ChildHungError:
             device.hung += 1
             device.not_before = self.clock() + self._backoff(device.hung)
             raise

@@ -1,7 +1,7 @@
 """vLLM, and whatever speaks its metric names (Headway's emulator does).
 
-Every look reads `/metrics` and `/health`; `/v1/models` and `/version` are read again every `_FACTS_S` seconds and
-after a restart. Names differ by version: the newest that is there counts.
+Every look reads `/metrics` and `/health`; `/v1/models` and `/version` are read again every `_FACTS_S` seconds
+and after a restart. Names differ by version: the newest that is there counts.
 """
 
 import asyncio
