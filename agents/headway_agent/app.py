@@ -128,12 +128,16 @@ class Agent:
     async def run(self) -> None:
         """Collect and stream until stopped, then say goodbye."""
         async with collector_for(self.config) as collector:
-            tasks = [asyncio.create_task(stream.run()) for stream in self.streams]
+            sampling = asyncio.create_task(self._sample(collector))
+            streaming = [asyncio.create_task(stream.run()) for stream in self.streams]
             log.info("agent_started", node=self.config.node, schedulers=self.config.schedulers)
             try:
-                await self._sample(collector)
+                # None of them ends before a stop, unless by a defect: then the agent ends, and says why.
+                await asyncio.wait({sampling, *streaming}, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                await self._say_goodbye(tasks)
+                sampling.cancel()
+                await self._say_goodbye(streaming)
+            await asyncio.gather(*(task for task in (sampling, *streaming) if not task.cancelled()))
         log.info("agent_stopped", node=self.config.node)
 
     def stop(self) -> None:
@@ -152,12 +156,14 @@ class Agent:
                 await asyncio.wait_for(self._stopping.wait(), due - self.clock())
 
     async def _say_goodbye(self, tasks: list[asyncio.Task[None]]) -> None:
-        for stream in self.streams:
+        for stream, task in zip(self.streams, tasks, strict=True):
             stream.stop()
+            if not stream.connected:
+                task.cancel()  # nobody to say goodbye to
         _, pending = await asyncio.wait(tasks, timeout=_GOODBYE_S)
         for task in pending:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*pending, return_exceptions=True)
 
 
 async def serve(config: AgentConfig) -> None:

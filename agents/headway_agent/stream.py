@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import grpc
 import structlog
@@ -168,7 +169,6 @@ class SchedulerStream:
                     await self._talk(call)
                 finally:
                     call.cancel()
-            return StreamEndedError("the scheduler closed the stream", grpc.StatusCode.OK)
         except grpc.aio.AioRpcError as error:
             return StreamEndedError(error.details() or "no details", error.code())
         except StreamEndedError as error:
@@ -176,15 +176,20 @@ class SchedulerStream:
         except OSError as error:
             return StreamEndedError(f"cannot read a credential: {error}")
 
-    async def _talk(self, call: Call) -> None:
+    async def _talk(self, call: Call) -> NoReturn:
+        """Hello, Welcome, then both directions at once. Raises StreamEndedError, or gRPC's own, when it is over."""
         self.outbox.begin()
         writer = asyncio.create_task(self._write_hello(call))
         try:
             self._welcome(await self._first(call))
             await writer
             writer = asyncio.create_task(self._write(call))
-            async for response in call:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                assert isinstance(response, pb.ConnectResponse)  # noqa: S101 - read() gives EOF or a message
                 self._obey(response)
+            raise StreamEndedError(
+                await call.details() or "the scheduler closed the stream", await call.code()
+            )
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)

@@ -33,7 +33,12 @@ def endpoint(address="10.0.0.1:8000", **changes):
 def collected(sequence, events=(), changes=(), devices_changed=False, inventory=None):
     """One round, as a collector would hand it to the outboxes."""
     return Collected(
-        Sample(sequence, 1000.0 + sequence, (reading("GPU-a"),), ((("10.0.0.1:8000", 0), EngineReading(ready=True)),)),
+        Sample(
+            sequence,
+            1000.0 + sequence,
+            (reading("GPU-a"),),
+            ((("10.0.0.1:8000", 0), EngineReading(ready=True)),),
+        ),
         inventory or Inventory((device("GPU-a"),), (endpoint(),)),
         tuple(events),
         tuple(changes),

@@ -190,7 +190,9 @@ class FakeNvml:
 
     # --- GPM -----------------------------------------------------------------------------------------------------
     def nvmlGpmQueryDeviceSupport(self, handle):
-        return SimpleNamespace(isSupportedDevice=int(self._ask("nvmlGpmQueryDeviceSupport", handle)["sm"] is not None))
+        return SimpleNamespace(
+            isSupportedDevice=int(self._ask("nvmlGpmQueryDeviceSupport", handle)["sm"] is not None)
+        )
 
     def nvmlGpmSampleAlloc(self):
         return {}

@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
 from headway_agent.config import AgentConfig, ConfigError, load
 from headway_agent.main import main
 
@@ -92,7 +91,10 @@ def test_all_problems_are_told_at_once_with_their_places(written, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[[engines]]\naddress = "a:1"\n[[engines]]\naddress = "a:1"\n', "engines: a:1 rank 0 is listed twice"),
+        (
+            '[[engines]]\naddress = "a:1"\n[[engines]]\naddress = "a:1"\n',
+            "engines: a:1 rank 0 is listed twice",
+        ),
         ('schedulers = ["a:1", "a:1"]\n', "schedulers: a:1 is listed twice"),
         ("schedulers = []\n", "schedulers: at least one is needed"),
         ('[[devices]]\nkind = "cpu"\n[[devices]]\nkind = "cpu"\n', "devices: cpu is listed twice"),

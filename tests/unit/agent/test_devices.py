@@ -4,7 +4,6 @@ import re
 from typing import get_args
 
 import pytest
-
 from headway_agent.config import AgentConfig, CpuDevice, DeviceSettings, NvmlDevices, SimulatedDevices
 from headway_agent.devices.base import (
     DeviceContext,
@@ -39,7 +38,10 @@ async def simulated(context, **settings):
 
 
 def test_the_catalogue_makes_a_source_of_every_kind(context):
-    made = {kind: device_source(kind(kind=kind.model_fields["kind"].annotation.__args__[0]), context) for kind in get_args(DeviceSettings)}
+    made = {
+        kind: device_source(kind(kind=kind.model_fields["kind"].annotation.__args__[0]), context)
+        for kind in get_args(DeviceSettings)
+    }
     assert {kind: type(source) for kind, source in made.items()} == {
         NvmlDevices: NvmlSource,
         CpuDevice: CpuSource,
@@ -82,11 +84,19 @@ async def test_simulated_gpus_keep_their_uuids_over_restarts_and_differ_by_node(
 
 
 async def test_a_simulated_gpu_follows_its_curves(context):
-    curves = {"memory": [(0, 0.5), (10, 1.0)], "utilization": [(0, 0.0), (10, 1.0)], "power_w": [(0, 100), (10, 300)]}
+    curves = {
+        "memory": [(0, 0.5), (10, 1.0)],
+        "utilization": [(0, 0.0), (10, 1.0)],
+        "power_w": [(0, 100), (10, 300)],
+    }
     source = await simulated(context, memory_gib=40, curves=curves)
     context.clock.now += 5
     (reading,) = (await source.read(1.0)).readings
-    assert (reading.memory_used_bytes, reading.utilization, reading.power_w) == (0.75 * 40 * 2**30, 0.5, 200.0)
+    assert (reading.memory_used_bytes, reading.utilization, reading.power_w) == (
+        0.75 * 40 * 2**30,
+        0.5,
+        200.0,
+    )
     assert reading.temperature_c == 32 + (82 - 32) * 0.5
 
 

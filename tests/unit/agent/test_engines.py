@@ -6,7 +6,6 @@ from typing import get_args
 import aiohttp
 import pytest
 from fakes.engine import running_engine
-
 from headway_agent.config import EngineSettings, ProbeSettings
 from headway_agent.devices.base import MissingReason
 from headway_agent.engines.base import EngineContext, EngineReading
@@ -91,7 +90,8 @@ async def test_an_absent_metric_is_unknown_and_not_zero(engine, reader):
 
 
 @pytest.mark.parametrize(
-    ("rank", "running", "kv_use", "capacity"), [(0, 5.0, 0.25, 3200.0), (1, 9.0, 0.75, 3200.0), (None, 14.0, 0.5, 6400.0)]
+    ("rank", "running", "kv_use", "capacity"),
+    [(0, 5.0, 0.25, 3200.0), (1, 9.0, 0.75, 3200.0), (None, 14.0, 0.5, 6400.0)],
 )
 async def test_ranks_of_one_server(engine, reader, rank, running, kv_use, capacity):
     engine.pages["/metrics"] = golden("two_ranks.txt")
@@ -121,7 +121,9 @@ async def test_no_answer_is_stale_and_not_ready_and_what_was_known_stays_known(e
     assert after.facts == before.facts
 
 
-@pytest.mark.parametrize("broken", [{"/metrics": 500}, {"/health": 503}, {"/v1/models": 500}, {"/v1/models": "no"}])
+@pytest.mark.parametrize(
+    "broken", [{"/metrics": 500}, {"/health": 503}, {"/v1/models": 500}, {"/v1/models": "no"}]
+)
 async def test_a_broken_page_is_not_ready(engine, reader, broken):
     engine.pages |= broken
     assert not (await reader().read(5.0)).reading.ready
@@ -204,5 +206,8 @@ async def test_probing_finds_engines_and_their_kind(engine, session):
         ports = [int(e.address.rpartition(":")[2]) for e in (engine, other)]
         prober = Prober(ProbeSettings(ports=[*ports, 1], advertise_host="10.0.0.7"), session)
         found = await prober.find(set(), 5.0)
-        assert [(f.address, f.engine) for f in found] == [(f"10.0.0.7:{ports[0]}", "vllm"), (f"10.0.0.7:{ports[1]}", "openai")]
+        assert [(f.address, f.engine) for f in found] == [
+            (f"10.0.0.7:{ports[0]}", "vllm"),
+            (f"10.0.0.7:{ports[1]}", "openai"),
+        ]
         assert await prober.find({f"http://127.0.0.1:{p}" for p in ports}, 5.0) == ()

@@ -14,7 +14,6 @@ from fakes.nvml import (
     instance,
     scenario,
 )
-
 from headway_agent.devices.base import DeviceEventKind, DeviceKind, DeviceReading, MissingReason
 from headway_agent.devices.nvml_reader import LibraryBrokenError, NvmlReader
 
@@ -29,8 +28,17 @@ def opened(*gpus, **changes):
 def test_a_healthy_gpu_is_read_whole():
     reader = opened(gpu("GPU-a", throttles=0x04 | 0x40))
     (info,) = reader.scan()
-    assert (info.uuid, info.kind, info.product, info.index) == ("GPU-a", DeviceKind.GPU, "NVIDIA A100-SXM4-40GB", 0)
-    assert (info.memory_total_bytes, info.power_limit_w, info.temperature_slowdown_c) == (39.0 * GIB, 400.0, 92.0)
+    assert (info.uuid, info.kind, info.product, info.index) == (
+        "GPU-a",
+        DeviceKind.GPU,
+        "NVIDIA A100-SXM4-40GB",
+        0,
+    )
+    assert (info.memory_total_bytes, info.power_limit_w, info.temperature_slowdown_c) == (
+        39.0 * GIB,
+        400.0,
+        92.0,
+    )
     assert info.driver_version == "580.65.06"
     assert reader.read("GPU-a") == DeviceReading(
         "GPU-a", 10.0 * GIB, 0.5, 60.0, 250.0, 0.0, ("sw_power_cap", "hw_thermal")
@@ -82,13 +90,19 @@ def test_unified_memory_without_a_thermometer_is_unsupported():
 
 def test_memory_falls_back_to_its_first_version_on_an_old_driver():
     reader = opened(gpu("GPU-a"), missing=["nvmlDeviceGetMemoryInfo_v2"])
-    assert reader.read("GPU-a").memory_used_bytes == 11.0 * GIB  # the first version counts the reserved as used
+    assert (
+        reader.read("GPU-a").memory_used_bytes == 11.0 * GIB
+    )  # the first version counts the reserved as used
 
 
 def test_a_binding_newer_than_the_driver_uses_the_older_symbols():
     reader = opened(
         gpu("GPU-a", throttles=0x80),
-        missing=["nvmlDeviceGetTemperatureV", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlGpmQueryDeviceSupport"],
+        missing=[
+            "nvmlDeviceGetTemperatureV",
+            "nvmlDeviceGetCurrentClocksEventReasons",
+            "nvmlGpmQueryDeviceSupport",
+        ],
     )
     reading = reader.read("GPU-a")
     assert (reading.temperature_c, reading.throttle_reasons) == (60.0, ("power_brake",))
@@ -154,7 +168,11 @@ def test_opening_again_shuts_down_first():
     reader = NvmlReader(library, wall=lambda: 0.0)
     reader.open()
     reader.open()
-    assert [c for c in library.calls if c in ("nvmlInit", "nvmlShutdown")] == ["nvmlInit", "nvmlShutdown", "nvmlInit"]
+    assert [c for c in library.calls if c in ("nvmlInit", "nvmlShutdown")] == [
+        "nvmlInit",
+        "nvmlShutdown",
+        "nvmlInit",
+    ]
     assert reader.read("GPU-a").temperature_c == 60.0
 
 

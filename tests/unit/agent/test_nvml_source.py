@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 from fakes.nvml import UNKNOWN, VERSION_MISMATCH, gpu, instance, scenario
 from fakes.waiting import eventually
-
 from headway_agent.devices.base import DeviceReading, MissingReason
 from headway_agent.devices.nvml import NvmlSource, NvmlTimes
 
 TESTS = Path(__file__).parents[2]
 QUICK = NvmlTimes(
-    open_s=20.0, request_s=0.5, max_age_s=0.4, rescan_s=0.05, reopen_lost_s=0.05, retry_s=0.05, retry_max_s=0.2
+    open_s=20.0,
+    request_s=0.5,
+    max_age_s=0.4,
+    rescan_s=0.05,
+    reopen_lost_s=0.05,
+    retry_s=0.05,
+    retry_max_s=0.2,
 )
 
 

@@ -3,12 +3,11 @@
 import asyncio
 
 from fakes.agent import change, collected, device
-from hypothesis import given
-from hypothesis import strategies as st
-
 from headway_agent.devices.base import DeviceEvent, DeviceEventKind
 from headway_agent.inventory import EndpointChange, Inventory, Sample
 from headway_agent.outbox import Outbox
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def xid(number):
@@ -135,7 +134,9 @@ def test_it_stays_small_keeps_order_and_loses_no_event_silently(steps):
                 sequence += 1
                 new = [xid(xids + n) for n in range(events)]
                 xids += events
-                outbox.offer(collected(sequence, new, [change(f"h:{n + 1}") for n in range(changes)], changed))
+                outbox.offer(
+                    collected(sequence, new, [change(f"h:{n + 1}") for n in range(changes)], changed)
+                )
             elif step == "take":
                 for message in await taken(outbox):
                     if isinstance(message, Sample):
@@ -158,4 +159,3 @@ def test_it_stays_small_keeps_order_and_loses_no_event_silently(steps):
         assert len(got) >= xids - outbox.dropped_events
 
     asyncio.run(drive())
-
