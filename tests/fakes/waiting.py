@@ -1,13 +1,20 @@
-"""Wait for a condition, never for a time."""
+"""Wait for a condition, with a deadline."""
 
 import asyncio
+import inspect
 import time
-from collections.abc import Callable
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Return once the condition holds; fail when it does not within the deadline."""
+async def eventually(condition, timeout_s=15.0, every_s=0.01):
+    """The first truthy result of `condition` (a function or a coroutine function). Fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"still not true after {timeout_s} s"
-        await asyncio.sleep(0.01)
+    while True:
+        result = condition()
+        if inspect.isawaitable(result):
+            result = await result
+        if result:
+            return result
+        assert time.monotonic() < deadline, (
+            f"not so within {timeout_s} s: {inspect.getsource(condition).strip()}"
+        )
+        await asyncio.sleep(every_s)

@@ -1,0 +1,52 @@
+"""The agent as a process of its own: what it loads, what it prints, how it ends."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from fakes.telemetry import running_scheduler
+from fakes.waiting import eventually
+
+ENV = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_AGENT_")},
+    "PYTHONPATH": os.pathsep.join(sys.path),
+    "HEADWAY_AGENT_DEVICES": '[{"kind": "cpu"}, {"kind": "simulated"}]',
+}
+FOREIGN = {"sqlalchemy", "numpy", "psycopg", "typer", "yaml", "rich", "msgspec", "headway_scheduler"}
+
+
+def test_the_agent_extra_alone_is_enough():
+    """Nothing that only the other extras bring is loaded."""
+    code = "import sys, headway_agent.main; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    ran = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.split())
+    assert "headway_agent" in loaded
+    assert not loaded & FOREIGN
+
+
+def test_dump_prints_one_sample_as_json():
+    command = [sys.executable, "-m", "headway_agent.main", "--dump"]
+    ran = subprocess.run(
+        command, env={**ENV, "HEADWAY_AGENT_INTERVAL_S": "0.05"}, capture_output=True, check=True
+    )
+    dumped = json.loads(ran.stdout)
+    assert [d["kind"] for d in dumped["hello"]["devices"]] == ["DEVICE_KIND_CPU", "DEVICE_KIND_GPU"]
+    assert len(dumped["sample"]["devices"]) == 2
+
+
+async def test_sigterm_ends_it_kindly():
+    async with running_scheduler() as scheduler:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "headway_agent.main", env={**ENV, "HEADWAY_AGENT_SCHEDULERS": scheduler.address},
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        await eventually(lambda: scheduler.streams and scheduler.stream.of("sample"), timeout_s=30)
+        process.send_signal(signal.SIGTERM)
+        _, logged = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 0
+    assert scheduler.stream.half_closed
+    events = [json.loads(line)["event"] for line in logged.splitlines()]
+    assert (events[0], events[-1]) == ("agent_started", "agent_stopped")
