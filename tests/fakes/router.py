@@ -1,8 +1,8 @@
 """A small scriptable Router: real gRPC, round robin, and a table of reservations a test can read.
 
-It keeps the contract of `headway.routing.v1` that a data plane can see: welcome first, answers matched by correlation
-id in any order, only reports that were not simply APPLIED answered, an empty message answered by an empty message,
-reservations orphaned when their stream is lost and taken back by resumes.
+It keeps the contract of `headway.routing.v1` that a data plane can see: welcome first, answers matched by
+correlation id in any order, only reports that were not simply APPLIED answered, an empty message answered by
+an empty message, reservations kept when their stream is lost and taken back by resumes.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
-
 from headway.routing.v1 import routing_pb2 as pb
 from headway.routing.v1 import routing_pb2_grpc
 
@@ -70,10 +69,13 @@ class Scene:
 class FakeRouter(routing_pb2_grpc.RouterServicer):
     """Serve with `start`, die with `kill`, come back with `start` again (a new epoch, nothing remembered)."""
 
-    def __init__(self, addresses: list[str], *, models: tuple[str, ...] = ("m",), tenants: tuple[str, ...] = ("*",)):
+    def __init__(
+        self, addresses: list[str], *, models: tuple[str, ...] = ("m",), tenants: tuple[str, ...] = ("*",)
+    ):
         self.scene = Scene()
         self.endpoints = [
-            pb.Endpoint(name=f"endpoints/{a}@0", address=a, node=f"nodes/n{i}") for i, a in enumerate(addresses)
+            pb.Endpoint(name=f"endpoints/{a}@0", address=a, node=f"nodes/n{i}")
+            for i, a in enumerate(addresses)
         ]
         self.models = models
         self.tenants = tenants
@@ -100,7 +102,9 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         self.epoch += 1
         self.reservations = {}
         self._open, self._outputs = {}, {}
-        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 26)])
+        self._server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 26)]
+        )
         routing_pb2_grpc.add_RouterServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
@@ -171,7 +175,7 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         self, requests: AsyncIterator[pb.RouteStreamRequest], context: Any
     ) -> AsyncIterator[pb.RouteStreamResponse]:
         await self._wait_while_hung()
-        self.metadata.append({key: value for key, value in context.invocation_metadata() or ()})
+        self.metadata.append(dict(context.invocation_metadata() or ()))
         if self.scene.stream_refusal is not None:
             await context.abort_with_status(rpc_status.to_status(self.scene.stream_refusal))
         owner = object()
@@ -274,10 +278,15 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         offered = offered[turn:] + offered[:turn]
         offered.sort(key=lambda e: e.address != self.scene.first)
         held = next(
-            (h for h in self.reservations.values() if h.request_id == request.request_id and h.outcome is None), None
+            (
+                h
+                for h in self.reservations.values()
+                if h.request_id == request.request_id and h.outcome is None
+            ),
+            None,
         )
         if held is None:
-            key = f"fake.{self.epoch}.{len(self.history)}"
+            key = f"fake-{self.port}.{self.epoch}.{len(self.history)}"
             held = Held(key, request.request_id, request.tenant, offered[0].name)
             self.reservations[key] = held
             self.history.append(held)
@@ -322,7 +331,7 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         elif held is not None and held.outcome is None:
             held.owner = owner
         else:
-            key = f"fake.{self.epoch}.{len(self.history)}"
+            key = f"fake-{self.port}.{self.epoch}.{len(self.history)}"
             held = Held(key, entry.request_id, entry.tenant, entry.endpoint, owner=owner)
             self.reservations[key] = held
             self.history.append(held)

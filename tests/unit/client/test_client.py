@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 from fakes.router import FakeRouter, status_of
-
+from fakes.waiting import eventually
 from headway.routing.v1 import routing_pb2 as pb
 from headway_client import ClientOptions, HeadwayClient, RouteRefused
 
@@ -25,18 +25,20 @@ async def router() -> AsyncIterator[FakeRouter]:
     await fake.kill()
 
 
+@pytest.fixture
+async def second() -> AsyncIterator[FakeRouter]:
+    fake = FakeRouter([A, B, C])
+    await fake.start()
+    yield fake
+    await fake.kill()
+
+
 def make_client(*routers: FakeRouter, options: ClientOptions = PATIENT, token: str = "") -> HeadwayClient:
     return HeadwayClient([r.target for r in routers], options=options, token=token, rng=random.Random(1))
 
 
 def ask(request_id: str = "", model: str = "m", **fields: object) -> pb.RouteRequest:
     return pb.RouteRequest(request_id=request_id, model=model, tenant="acme", text="hello", **fields)
-
-
-async def eventually(condition: object, timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_routes_and_reports_on_one_stream(router: FakeRouter) -> None:
@@ -300,11 +302,11 @@ async def test_waiting_calls_are_asked_again_with_the_same_request_id(router: Fa
     assert not reservation.fail_open
 
 
-async def test_it_stays_with_the_first_that_answers_and_moves_when_that_dies() -> None:
-    standby, active = FakeRouter([A]), FakeRouter([A])
+async def test_it_stays_with_the_first_that_answers_and_moves_when_that_dies(
+    router: FakeRouter, second: FakeRouter
+) -> None:
+    standby, active = router, second
     standby.scene.stream_refusal = status_of(grpc.StatusCode.UNAVAILABLE, "STANDBY", "not me")
-    await standby.start()
-    await active.start()
     async with make_client(standby, active) as client:
         reservations = [await client.route(ask(f"r{i}")) for i in range(4)]
         assert len(active.history) == 4 and not standby.history
@@ -314,25 +316,22 @@ async def test_it_stays_with_the_first_that_answers_and_moves_when_that_dies() -
         assert [h.request_id for h in standby.history if h.request_id == "r4"] == ["r4"]
         await eventually(lambda: client.stats.recreated == 4)
         assert len(reservations) == 4
-    await standby.kill()
 
 
-async def test_an_answer_that_says_standby_moves_the_call_elsewhere() -> None:
-    first, second = FakeRouter([A]), FakeRouter([A])
+async def test_an_answer_that_says_standby_moves_the_call_elsewhere(
+    router: FakeRouter, second: FakeRouter
+) -> None:
+    first = router
     first.scene.refusal = status_of(grpc.StatusCode.UNAVAILABLE, "STANDBY", "lost the lock")
-    await first.start()
-    await second.start()
     async with make_client(first, second) as client:
         await client.route(ask("r"))
     assert [h.request_id for h in second.history] == ["r"]
-    await first.kill()
-    await second.kill()
 
 
-async def test_a_draining_scheduler_is_left_and_its_reservations_move() -> None:
-    first, second = FakeRouter([A]), FakeRouter([A])
-    await first.start()
-    await second.start()
+async def test_a_draining_scheduler_is_left_and_its_reservations_move(
+    router: FakeRouter, second: FakeRouter
+) -> None:
+    first = router
     async with make_client(first, second) as client:
         running = await client.route(ask("running"))
         await first.drain()
@@ -340,8 +339,6 @@ async def test_a_draining_scheduler_is_left_and_its_reservations_move() -> None:
         await client.route(ask("new"))
         running.finished(pb.OUTCOME_SUCCESS)
         await second.until(lambda: second.outcomes["OUTCOME_SUCCESS"] == 1)
-    await first.kill()
-    await second.kill()
 
 
 async def test_a_refused_credential_is_told_and_never_routed_around(router: FakeRouter) -> None:
