@@ -84,7 +84,7 @@ class Gateway:
         return address[1]
 
     async def close(self) -> None:
-        """Accept no more, let what is in flight finish for up to `drain_timeout_s`, tell the scheduler, close."""
+        """Accept no more, let what is in flight finish within `drain_timeout_s`, then close."""
         self._draining = True
         log.info("gateway_draining")
         await self._runner.cleanup()

@@ -19,6 +19,10 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
+_ABSENT = msgspec.Raw(b"")
+"""Stands for a missing field; `null` comes as it is."""
+
+
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
@@ -27,13 +31,13 @@ class _Message(msgspec.Struct):
     role: str
     content: str | list[msgspec.Raw] | None = None
     name: str | None = None
-    tool_calls: msgspec.Raw | None = None
+    tool_calls: msgspec.Raw = _ABSENT
 
 
 class _Part(msgspec.Struct):
     type: str
     text: str | None = None
-    image_url: msgspec.Raw | None = None
+    image_url: msgspec.Raw = _ABSENT
 
 
 class _Common(msgspec.Struct, kw_only=True):
@@ -46,7 +50,7 @@ class _Common(msgspec.Struct, kw_only=True):
 class _Chat(_Common, kw_only=True):
     messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: _U32 | None = None
-    tools: msgspec.Raw | None = None
+    tools: msgspec.Raw = _ABSENT
 
 
 class _Completion(_Common, kw_only=True):
@@ -103,10 +107,9 @@ def _parse_chat(raw: bytes) -> ParsedBody:
         pb.ChatMessage(role=m.role, content=_content(m, f"messages[{i}]"), name=m.name or "")
         for i, m in enumerate(body.messages)
     ]
-    tools = bytes(body.tools).decode() if body.tools is not None and body.tools != b"null" else ""
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     route = pb.RouteRequest(
-        model=body.model, chat=pb.ChatPrompt(messages=messages, tools=tools), max_tokens=limit
+        model=body.model, chat=pb.ChatPrompt(messages=messages, tools=_text(body.tools)), max_tokens=limit
     )
     return ParsedBody(raw, route, bool(body.stream), _wants_usage(body))
 
@@ -144,13 +147,17 @@ def _wants_usage(body: _Common) -> bool:
 
 
 def _content(message: _Message, place: str) -> str:
-    """Concatenate the parts; whatever is not text stands as `<type:digest>`; tool calls follow as they came."""
-    calls = message.tool_calls
-    tail = bytes(calls).decode() if calls is not None and calls != b"null" else ""
+    """Concatenate the parts; what is not text stands as `<type:digest>`; tool calls follow as they came."""
+    tail = _text(message.tool_calls)
     if isinstance(message.content, list):
         parts = (_part(raw, f"{place}.content[{i}]") for i, raw in enumerate(message.content))
         return "".join(parts) + tail
     return (message.content or "") + tail
+
+
+def _text(raw: msgspec.Raw) -> str:
+    text = bytes(raw).decode()
+    return "" if text == "null" else text
 
 
 def _part(raw: msgspec.Raw, place: str) -> str:
@@ -160,8 +167,8 @@ def _part(raw: msgspec.Raw, place: str) -> str:
         raise _invalid(error, place) from None
     if part.type == "text":
         return part.text or ""
-    content = part.image_url if part.image_url is not None else raw
-    return f"<{part.type}:{hashlib.blake2b(bytes(content), digest_size=16).hexdigest()}>"
+    content = bytes(part.image_url) or bytes(raw)
+    return f"<{part.type}:{hashlib.blake2b(content, digest_size=16).hexdigest()}>"
 
 
 def _set_prompt(route: pb.RouteRequest, raw: bytes, field: str) -> None:

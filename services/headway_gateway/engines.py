@@ -9,13 +9,13 @@ from headway_client import Reservation
 
 from headway_gateway.config import GatewaySettings
 
-__all__ = ["Answer", "EngineFailed", "Engines", "failure_of"]
+__all__ = ["Answer", "EngineError", "Engines", "failure_of"]
 
 _KEEPALIVE_S = 4.0
 """Below uvicorn's 5 s, so that no request is sent on a connection which the engine is closing."""
 
 
-class EngineFailed(Exception):
+class EngineError(Exception):
     """An engine could not be reached, answered 5xx, or broke off."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Engines:
     async def open(self, reservation: Reservation, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         """Send the request and wait for the head of the answer, and for a stream's first bytes.
 
-        Raises EngineFailed. What is given up on is closed, so that the engine stops working on it.
+        Raises EngineError. What is given up on is closed, so that the engine stops working on it.
         """
         url = f"http://{reservation.endpoint.address}{path}"
         try:
@@ -73,7 +73,7 @@ class Engines:
         try:
             if response.status >= 500:
                 message = f"the engine answered {response.status}"
-                raise EngineFailed(pb.OUTCOME_SERVER_ERROR, message, http_status=response.status)
+                raise EngineError(pb.OUTCOME_SERVER_ERROR, message, http_status=response.status)
             return Answer(response, await _first_bytes(response))
         except BaseException:
             response.close()
@@ -95,14 +95,14 @@ async def _first_bytes(response: aiohttp.ClientResponse) -> bytes:
     except (aiohttp.ClientError, TimeoutError) as error:
         raise failure_of(error) from error
     if not first:
-        raise EngineFailed(pb.OUTCOME_SERVER_ERROR, "the engine sent nothing")
+        raise EngineError(pb.OUTCOME_SERVER_ERROR, "the engine sent nothing")
     return first
 
 
-def failure_of(error: Exception) -> EngineFailed:
-    """Say what an exception of the HTTP client means. An engine that was silent too long is not tried again."""
+def failure_of(error: Exception) -> EngineError:
+    """Say what an exception of the HTTP client means. An engine that was silent too long ends the request."""
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return EngineFailed(pb.OUTCOME_CONNECT_ERROR, "the engine could not be reached")
+        return EngineError(pb.OUTCOME_CONNECT_ERROR, "the engine could not be reached")
     if isinstance(error, asyncio.TimeoutError):
-        return EngineFailed(pb.OUTCOME_TIMEOUT, "the engine was silent for too long", retryable=False)
-    return EngineFailed(pb.OUTCOME_SERVER_ERROR, "the engine broke off")
+        return EngineError(pb.OUTCOME_TIMEOUT, "the engine was silent for too long", retryable=False)
+    return EngineError(pb.OUTCOME_SERVER_ERROR, "the engine broke off")

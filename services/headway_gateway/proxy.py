@@ -16,7 +16,7 @@ from headway_client import HeadwayClient, Reservation
 from headway_gateway.body import Api, ParsedBody, forwarded_body
 from headway_gateway.budget import RetryBudget
 from headway_gateway.config import GatewaySettings
-from headway_gateway.engines import Answer, EngineFailed, Engines, failure_of
+from headway_gateway.engines import Answer, EngineError, Engines, failure_of
 from headway_gateway.errors import ApiError, error_event
 from headway_gateway.metrics import GatewayMetrics
 from headway_gateway.sse import EventStream, Usage, parse_usage
@@ -97,7 +97,7 @@ class Proxy:
                         return await self._relay_stream(request, ask, transfer, answer)
                     return await self._relay_whole(ask, transfer, answer)
                 finally:
-                    # Releases the connection if the answer was read to its end; cuts it, and so the work, if not.
+                    # Keeps the connection if the answer was read to its end; else cuts it, and so the work.
                     answer.response.release()
         finally:
             self._transfers.discard(transfer)
@@ -137,7 +137,7 @@ class Proxy:
                 transfer.sent = self._clock()
                 try:
                     return await self._engines.open(reservation, f"/v1/{ask.api}", body, headers)
-                except EngineFailed as failure:
+                except EngineError as failure:
                     failed.append(reservation.endpoint.name)
                     self._note_failure(ask, transfer, failure)
                     retrying = retrying or self._may_retry(failure)
@@ -150,7 +150,7 @@ class Proxy:
             if retrying:
                 self._budget.end_retry()
 
-    def _may_retry(self, failure: EngineFailed) -> bool:
+    def _may_retry(self, failure: EngineError) -> bool:
         if not failure.retryable:
             return False
         allowed = self._budget.begin_retry()
@@ -158,7 +158,7 @@ class Proxy:
             self._metrics.retries_denied.inc()
         return allowed
 
-    async def _move_on(self, ask: Ask, transfer: _Transfer, failure: EngineFailed, failed: list[str]) -> None:
+    async def _move_on(self, ask: Ask, transfer: _Transfer, failure: EngineError, failed: list[str]) -> None:
         """Go to the next fallback; without one, give the reservation up and route anew."""
         untried = [e for e in transfer.reservation.fallbacks if e.name not in failed]
         if untried:
@@ -167,7 +167,7 @@ class Proxy:
         self._finish(transfer, failure.outcome, http_status=failure.http_status)
         transfer.reservation = await self._route(ask, failed)
 
-    def _note_failure(self, ask: Ask, transfer: _Transfer, failure: EngineFailed) -> None:
+    def _note_failure(self, ask: Ask, transfer: _Transfer, failure: EngineError) -> None:
         kind = pb.Outcome.Name(failure.outcome).removeprefix("OUTCOME_").lower()
         self._metrics.engine_failures.labels(kind).inc()
         log.warning(
@@ -238,10 +238,10 @@ class Proxy:
                 await answer.response.content.readany()
 
     async def _end_badly(
-        self, response: web.StreamResponse, ask: Ask, transfer: _Transfer, failure: EngineFailed | None
+        self, response: web.StreamResponse, ask: Ask, transfer: _Transfer, failure: EngineError | None
     ) -> None:
         """End a stream that the engine left unfinished: an error event, and no `[DONE]`."""
-        failure = failure or EngineFailed(pb.OUTCOME_SERVER_ERROR, "the engine broke off")
+        failure = failure or EngineError(pb.OUTCOME_SERVER_ERROR, "the engine broke off")
         self._note_failure(ask, transfer, failure)
         self._finish(transfer, failure.outcome, transfer.delivered(), http_status=200)
         await response.write(error_event(_bad_gateway(failure)))
@@ -281,7 +281,7 @@ class Proxy:
         return headers
 
 
-async def _next_chunk(answer: Answer) -> tuple[bytes, EngineFailed | None]:
+async def _next_chunk(answer: Answer) -> tuple[bytes, EngineError | None]:
     """Read on; empty at the end, with the failure if it was one."""
     try:
         return await answer.response.content.readany(), None
@@ -297,7 +297,7 @@ def _to_wire(usage: Usage) -> pb.Usage:
     )
 
 
-def _bad_gateway(failure: EngineFailed) -> ApiError:
+def _bad_gateway(failure: EngineError) -> ApiError:
     if failure.outcome == pb.OUTCOME_TIMEOUT:
         return ApiError(504, "engine_timeout", failure.message, reason="ENGINE_TIMEOUT")
     return ApiError(502, "engine_failed", failure.message, reason="ENGINE_FAILED")
