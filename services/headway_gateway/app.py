@@ -34,6 +34,7 @@ _PRIORITIES = {
 }
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_ID = 128
+_REQUEST_ID = web.RequestKey("request_id", str)
 _NO_VIEW = ApiError(503, "not_ready", "no scheduler has answered yet", reason="NO_SCHEDULER")
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -115,7 +116,7 @@ class Gateway:
                 api=api,
                 body=parse_body(api, await request.read()),
                 tenant=tenant,
-                request_id=request["id"],
+                request_id=request[_REQUEST_ID],
                 session_id=request.headers.get("x-headway-session", "")[:_MAX_ID],
                 priority=self._priority(request),
                 trace={name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers},
@@ -138,26 +139,26 @@ class Gateway:
     @web.middleware
     async def _answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Give the request its id, and give every failure OpenAI's shape."""
-        request["id"] = _request_id(request)
+        request[_REQUEST_ID] = _request_id(request)
         try:
             response = await handler(request)
         except ApiError as error:
-            response = to_response(error, request["id"])
+            response = to_response(error, request[_REQUEST_ID])
         except RouteRefused as refusal:
-            response = to_response(from_refusal(refusal), request["id"])
+            response = to_response(from_refusal(refusal), request[_REQUEST_ID])
         except web.HTTPRequestEntityTooLarge:
             message = f"the body is larger than {self._settings.max_body_bytes} bytes"
-            response = to_response(ApiError(413, "body_too_large", message), request["id"])
+            response = to_response(ApiError(413, "body_too_large", message), request[_REQUEST_ID])
         except web.HTTPException as error:
-            response = to_response(ApiError(error.status, "not_found", error.reason), request["id"])
+            response = to_response(ApiError(error.status, "not_found", error.reason), request[_REQUEST_ID])
         except Exception:
-            log.exception("request_failed", request_id=request["id"])
-            response = to_response(ApiError(500, "internal", "the gateway failed"), request["id"])
+            log.exception("request_failed", request_id=request[_REQUEST_ID])
+            response = to_response(ApiError(500, "internal", "the gateway failed"), request[_REQUEST_ID])
         api = request.path.removeprefix("/v1/")
         if api in _APIS:
             self._metrics.requests.labels(api, str(response.status)).inc()
             if self._settings.log_requests:
-                log.info("request_answered", api=api, status=response.status, request_id=request["id"])
+                log.info("request_answered", api=api, status=response.status, request_id=request[_REQUEST_ID])
         return response
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -153,11 +153,11 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
 
     async def Route(self, request: pb.RouteRequest, context: Any) -> pb.RouteResponse:  # noqa: N802
         await self._wait_while_hung()
-        if self.scene.refusal is not None:
-            await context.abort_with_status(rpc_status.to_status(self.scene.refusal))
-        response = self._reserve(request, None)
+        result = self.scene.refusal or self._reserve(request, None)
+        if not isinstance(result, pb.RouteResponse):
+            await context.abort_with_status(rpc_status.to_status(result))
         await self._notify()
-        return response
+        return result
 
     async def Report(self, request: pb.ReportRequest, context: Any) -> pb.ReportResponse:  # noqa: N802
         results = [self._apply(report) for report in request.reports]
@@ -241,9 +241,13 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         if self.scene.refusal is not None:
             answer = pb.RouteAnswer(correlation_id=call.correlation_id, error=self.scene.refusal)
         else:
-            response = self._reserve(call.request, owner)
-            self._open.get(owner, {})[call.correlation_id] = response.reservation_id
-            answer = pb.RouteAnswer(correlation_id=call.correlation_id, response=response)
+            result = self._reserve(call.request, owner)
+            answer = pb.RouteAnswer(correlation_id=call.correlation_id)
+            if isinstance(result, pb.RouteResponse):
+                self._open.get(owner, {})[call.correlation_id] = result.reservation_id
+                answer.response.CopyFrom(result)
+            else:
+                answer.error.CopyFrom(result)
         output.put_nowait(pb.RouteStreamResponse(answers=[answer]))
         await self._notify()
 
@@ -271,9 +275,11 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
             scheduler="fake", epoch=str(self.epoch), resume_grace=duration_pb2.Duration(seconds=10)
         )
 
-    def _reserve(self, request: pb.RouteRequest, owner: object) -> pb.RouteResponse:
+    def _reserve(self, request: pb.RouteRequest, owner: object) -> pb.RouteResponse | status_pb2.Status:
         excluded = set(request.excluded_endpoints)
         offered = [e for e in self.endpoints if e.name not in excluded and e.address not in excluded]
+        if not offered:
+            return status_of(grpc.StatusCode.UNAVAILABLE, "NO_ENDPOINTS", "all are excluded")
         turn = next(self._rotation) % len(offered)
         offered = offered[turn:] + offered[:turn]
         offered.sort(key=lambda e: e.address != self.scene.first)
