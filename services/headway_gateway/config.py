@@ -1,0 +1,124 @@
+"""The gateway's configuration: a TOML or JSON file, overridden by `HEADWAY_GATEWAY_…` variables."""
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+__all__ = ["ConfigError", "GatewaySettings", "load_settings"]
+
+_PREFIX = "HEADWAY_GATEWAY_"
+_CONFIG_VARIABLE = "HEADWAY_GATEWAY_CONFIG"
+
+_Seconds = Annotated[float, Field(gt=0)]
+
+
+class ConfigError(Exception):
+    """Everything that is wrong with the configuration, one problem a line."""
+
+
+class GatewaySettings(BaseSettings):
+    """One gateway. In the environment lists and tables are written as JSON."""
+
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    """0 takes a free port."""
+    schedulers: list[str] = Field(default=["127.0.0.1:7070"], min_length=1)
+    """`host:port` of each scheduler: the first that answers is used, the others are for failover."""
+    token: SecretStr = SecretStr("")
+    """The gateway's own credential at the scheduler, with the role router."""
+    api_keys: dict[str, str] = {}
+    """API key → tenant. The key is what users send as `Authorization: Bearer …`; it goes no further."""
+    anonymous_tenant: str = ""
+    """Tenant of requests without a key. Empty: they are refused with 401."""
+    trust_tenant_header: bool = False
+    """Whether `x-headway-tenant` names the tenant. Only behind a proxy that sets or strips it."""
+    allow_priority_header: bool = False
+    """Whether `x-headway-priority` (best-effort, standard, critical) is heeded."""
+    engine_api_key: SecretStr = SecretStr("")
+    """Sent to engines as a bearer token, for engines started with an API key."""
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, gt=0)
+    max_wait_s: float = Field(default=30.0, ge=0)
+    """How long the scheduler may hold a request."""
+    route_timeout_s: _Seconds = 35.0
+    """How long a request may wait for an endpoint in all."""
+    connect_timeout_s: _Seconds = 2.0
+    """How long connecting to an engine may take."""
+    read_timeout_s: _Seconds = 300.0
+    """How long an engine may stay silent."""
+    max_attempts: int = Field(default=4, ge=1)
+    """Endpoints tried for one request."""
+    retry_ratio: float = Field(default=0.2, ge=0)
+    """Retries in progress at once, as a share of active requests …"""
+    retry_min: int = Field(default=3, ge=0)
+    """… and how many are always allowed."""
+    fail_open: bool = True
+    """Whether to route on the last view while no scheduler answers."""
+    fail_open_after_s: _Seconds = 1.0
+    progress_interval_s: _Seconds = 30.0
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    """How long requests in flight may take to finish after SIGTERM."""
+    debug_headers: bool = False
+    """Whether answers carry the decision: `x-headway-strategy`, `-matched-tokens`, …"""
+    log_requests: bool = False
+    """Whether each request is logged (never its content)."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Let the environment win over the file."""
+        return env_settings, init_settings
+
+
+def load_settings(path: Path | None = None) -> GatewaySettings:
+    """Read the file (`path`, or what HEADWAY_GATEWAY_CONFIG names) and the environment.
+
+    Raises ConfigError with every problem found.
+    """
+    named = os.environ.get(_CONFIG_VARIABLE, "")
+    path = path or (Path(named) if named else None)
+    problems = _unknown_variables()
+    try:
+        settings = GatewaySettings(**(_read(path) if path is not None else {}))
+    except ValidationError as error:
+        problems += [_problem(dict(item)) for item in error.errors(include_url=False, include_input=False)]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return settings
+
+
+def _unknown_variables() -> list[str]:
+    known = {_PREFIX + name.upper() for name in GatewaySettings.model_fields} | {_CONFIG_VARIABLE}
+    return [
+        f"{name}: no such setting"
+        for name in sorted(os.environ)
+        if name.upper().startswith(_PREFIX) and name.upper() not in known
+    ]
+
+
+def _read(path: Path) -> dict[str, Any]:  # a file's values have any type until they are validated
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a table of settings is wanted")
+    return content
+
+
+def _problem(item: dict[str, Any]) -> str:  # pydantic's own error record
+    place = ".".join(str(part) for part in item["loc"])
+    return f"{place}: {'no such setting' if item['type'] == 'extra_forbidden' else item['msg']}"

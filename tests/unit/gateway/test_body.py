@@ -1,0 +1,118 @@
+"""Reading bodies, and changing as little of them as possible."""
+
+import json
+
+import pytest
+from headway.routing.v1 import routing_pb2 as pb
+from headway_gateway.body import forwarded_body, parse_body
+from headway_gateway.errors import ApiError
+
+
+def chat(**fields: object) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "hi"}], "model": "m", **fields}).encode()
+
+
+def test_chat_becomes_messages_limits_and_tools() -> None:
+    raw = chat(
+        messages=[
+            {"role": "system", "content": "be kind"},
+            {"role": "user", "content": [{"type": "text", "text": "see "}, {"type": "text", "text": "this"}]},
+            {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        ],
+        max_tokens=5,
+        max_completion_tokens=9,
+        tools=[{"type": "function"}],
+    )
+    parsed = parse_body("chat/completions", raw)
+    assert [(m.role, m.content) for m in parsed.route.chat.messages] == [
+        ("system", "be kind"),
+        ("user", "see this"),
+        ("assistant", '[{"id": "1"}]'),
+    ]
+    assert parsed.route.chat.tools == '[{"type": "function"}]'
+    assert parsed.route.max_tokens == 9
+    assert not parsed.stream and not parsed.wants_usage
+
+
+def test_images_stand_as_digests() -> None:
+    def content(url: str) -> str:
+        part = {"type": "image_url", "image_url": {"url": url}}
+        raw = chat(messages=[{"role": "user", "content": [part, {"type": "text", "text": "!"}]}])
+        return parse_body("chat/completions", raw).route.chat.messages[0].content
+
+    one, same, other = content("data:a"), content("data:a"), content("data:b")
+    assert one == same != other
+    assert one.startswith("<image_url:") and one.endswith(">!") and "data:a" not in one
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("one", pb.RouteRequest(model="m", text="one")),
+        (["one", "two"], pb.RouteRequest(model="m", text="one\ntwo")),
+        ([1, 2], pb.RouteRequest(model="m", tokens=pb.TokenIds(ids=[1, 2]))),
+        ([[1], [2, 3]], pb.RouteRequest(model="m", tokens=pb.TokenIds(ids=[1, 2, 3]))),
+    ],
+)
+def test_completions_take_text_and_tokens(prompt: object, expected: pb.RouteRequest) -> None:
+    raw = json.dumps({"model": "m", "prompt": prompt}).encode()
+    assert parse_body("completions", raw).route == expected
+
+
+def test_embeddings_are_short() -> None:
+    parsed = parse_body("embeddings", b'{"model": "m", "input": ["a", "b"]}')
+    assert (parsed.route.text, parsed.route.task_hint) == ("a\nb", pb.TASK_HINT_SHORT)
+
+
+@pytest.mark.parametrize(
+    ("api", "raw", "param"),
+    [
+        ("chat/completions", b'{"model": "m"}', "messages"),
+        ("chat/completions", b'{"messages": []}', "messages"),
+        ("chat/completions", chat(model=""), "model"),
+        ("chat/completions", chat(model=7), "model"),
+        ("chat/completions", chat(max_tokens=-1), "max_tokens"),
+        ("chat/completions", chat(messages=[{"role": "user", "content": 1}]), "messages[0].content"),
+        (
+            "chat/completions",
+            chat(messages=[{"role": "user", "content": [{"text": "x"}]}]),
+            "messages[0].content[0]",
+        ),
+        ("completions", b'{"model": "m"}', "prompt"),
+        ("completions", b'{"model": "m", "prompt": [1, -2]}', "prompt[1]"),
+        ("completions", b'{"model": "m", "prompt": {"a": 1}}', "prompt"),
+        ("embeddings", b'{"model": "m"}', "input"),
+        ("chat/completions", b'{"model": "secret words', None),
+        ("chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "\xff"}]}', None),
+        ("chat/completions", b"[]", None),
+    ],
+)
+def test_what_is_wrong_is_named(api: str, raw: bytes, param: str | None) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_body(api, raw)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert "secret" not in caught.value.message
+
+
+def test_an_unchanged_body_is_forwarded_as_it_came() -> None:
+    raw = b'{ "model":"m",  "messages":[{"role":"user","content":"a"}] }'
+    assert forwarded_body(parse_body("chat/completions", raw), "m", "") is raw
+
+
+def test_only_what_must_change_changes() -> None:
+    raw = chat(stream=True, stream_options={"continuous_usage_stats": False}, seed=1.50, cache_salt="mine")
+    changed = json.loads(forwarded_body(parse_body("chat/completions", raw), "full-name", "salt"))
+    assert changed == {
+        **json.loads(raw),
+        "stream_options": {"continuous_usage_stats": False, "include_usage": True},
+        "cache_salt": "salt",
+        "model": "full-name",
+    }
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {}])
+def test_usage_is_asked_for_unless_the_client_did(options: object) -> None:
+    parsed = parse_body("chat/completions", chat(stream=True, stream_options=options))
+    assert json.loads(forwarded_body(parsed, "m", ""))["stream_options"] == {"include_usage": True}
+    asked = parse_body("chat/completions", chat(stream=True, stream_options={"include_usage": True}))
+    assert asked.wants_usage and forwarded_body(asked, "m", "") is asked.raw

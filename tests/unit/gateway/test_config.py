@@ -1,0 +1,53 @@
+"""The file, the environment, and everything wrong with them at once."""
+
+from pathlib import Path
+
+import pytest
+from headway_gateway.config import ConfigError, load_settings
+
+
+def test_defaults_need_no_file() -> None:
+    settings = load_settings()
+    assert (settings.port, settings.trust_tenant_header, settings.anonymous_tenant) == (8080, False, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("g.toml", 'port = 81\nschedulers = ["a:1", "b:1"]\n[api_keys]\nsk-1 = "acme"\n'),
+        ("g.json", '{"port": 81, "schedulers": ["a:1", "b:1"], "api_keys": {"sk-1": "acme"}}'),
+    ],
+)
+def test_toml_and_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text)
+    monkeypatch.setenv("HEADWAY_GATEWAY_PORT", "82")
+    settings = load_settings(file)
+    assert (settings.port, settings.schedulers, settings.api_keys) == (82, ["a:1", "b:1"], {"sk-1": "acme"})
+    monkeypatch.setenv("HEADWAY_GATEWAY_CONFIG", str(file))
+    assert load_settings().schedulers == ["a:1", "b:1"]
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text("prot = 1\nmax_body_bytes = 0\nretry_ratio = 'much'\n")
+    monkeypatch.setenv("HEADWAY_GATEWAY_HOTS", "x")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in sorted(lines)] == [
+        "HEADWAY_GATEWAY_HOTS",
+        "max_body_bytes",
+        "prot",
+        "retry_ratio",
+    ]
+
+
+@pytest.mark.parametrize("text", ["port = ", "\x00"])
+def test_an_unreadable_file_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "g.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"g\.toml"):
+        load_settings(file)
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        load_settings(tmp_path / "absent.toml")
