@@ -390,7 +390,7 @@ class _Step:
 
     async def _release_credentials(self, tenant: str, *, force: bool) -> None:
         table = schema.credentials
-        names_it = table.c.tenants.any(tenant)
+        names_it = table.c.tenants.contains([tenant])
         user = (await self.connection.execute(select(table.c.id).where(names_it).limit(1))).scalar_one_or_none()
         if user is None:
             return
