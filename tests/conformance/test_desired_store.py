@@ -401,7 +401,7 @@ async def test_changes_of_another_process_are_heard(store: PostgresStore, other:
         assert newer == seen + 1
         assert name in (await other.load()).tenants
         seen = newer
-    await changes.aclose()  # type: ignore[attr-defined]  # it is a generator
+    await changes.aclose()
 
 
 async def test_changes_come_back_after_their_connection_is_lost(store: PostgresStore, database_url: str) -> None:
@@ -416,7 +416,7 @@ async def test_changes_come_back_after_their_connection_is_lost(store: PostgresS
     async with asyncio.timeout(TEN_S):
         while await anext(changes) != version + 1:
             pass
-    await changes.aclose()  # type: ignore[attr-defined]
+    await changes.aclose()
 
 
 async def test_a_missed_notification_is_made_up_for(database_url: str) -> None:
@@ -427,7 +427,7 @@ async def test_a_missed_notification_is_made_up_for(database_url: str) -> None:
         connection.execute("UPDATE desired_version SET version = version + 5")  # and no NOTIFY
     async with asyncio.timeout(TEN_S):
         assert await anext(changes) == version + 5
-    await changes.aclose()  # type: ignore[attr-defined]
+    await changes.aclose()
     await store.close()
 
 

@@ -1,6 +1,6 @@
 """The store on Postgres."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -86,7 +86,7 @@ class PostgresStore:
         """The whole desired state, as one consistent snapshot."""
         return await self._database.read(_load)
 
-    def changes(self) -> AsyncIterator[int]:
+    def changes(self) -> AsyncGenerator[int]:
         """The version after every (re)connect, then each newer one."""
         return listen(
             self._database.url, timeout_s=self._timeout_s, poll_s=self._poll_s, availability=self._availability
