@@ -81,6 +81,8 @@ class EmbeddedPostgres:
 
         Raises EmbeddedPostgresError.
         """
+        if self._process and self._process.poll() is not None:
+            self._process = None  # it died; what follows starts another
         if not self._answers():
             binaries = _binaries(self._data)
             self._prepare(binaries)

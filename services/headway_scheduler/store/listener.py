@@ -1,7 +1,7 @@
 """Versions of the desired state as they are committed, by any process: LISTEN on a connection of its own."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -21,7 +21,7 @@ _LONGEST_BACKOFF_S = 2.0
 log = structlog.get_logger(__name__)
 
 
-async def listen(url: URL, *, timeout_s: float, poll_s: float, availability: Availability) -> AsyncIterator[int]:
+async def listen(url: URL, *, timeout_s: float, poll_s: float, availability: Availability) -> AsyncGenerator[int]:
     """Yield the current version after every (re)connect, then each newer one.
 
     Every `poll_s` without news it asks for the version, so a connection that died in silence is noticed and a

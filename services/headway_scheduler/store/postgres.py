@@ -1,6 +1,6 @@
 """The store on Postgres."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -86,7 +86,7 @@ class PostgresStore:
         """The whole desired state, as one consistent snapshot."""
         return await self._database.read(_load)
 
-    def changes(self) -> AsyncIterator[int]:
+    def changes(self) -> AsyncGenerator[int]:
         """The version after every (re)connect, then each newer one."""
         return listen(
             self._database.url, timeout_s=self._timeout_s, poll_s=self._poll_s, availability=self._availability
@@ -390,7 +390,7 @@ class _Step:
 
     async def _release_credentials(self, tenant: str, *, force: bool) -> None:
         table = schema.credentials
-        names_it = table.c.tenants.any(tenant)
+        names_it = table.c.tenants.contains([tenant])
         user = (await self.connection.execute(select(table.c.id).where(names_it).limit(1))).scalar_one_or_none()
         if user is None:
             return
