@@ -40,9 +40,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def configure_logs(log_format: str) -> None:
     """Constant event names, data in keys, to stderr."""
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=False)
+        structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer(colors=False)
     )
     structlog.configure(
         processors=[
@@ -186,9 +184,7 @@ async def dump(config: AgentConfig) -> str:
     return json.dumps(
         {
             "hello": MessageToDict(hello, preserving_proto_field_name=True),
-            "sample": MessageToDict(
-                convert.sample(collected.sample).sample, preserving_proto_field_name=True
-            ),
+            "sample": MessageToDict(convert.sample(collected.sample).sample, preserving_proto_field_name=True),
         },
         indent=2,
     )

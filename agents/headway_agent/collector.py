@@ -99,8 +99,7 @@ class Collector:
         )
         snapshot = _merge(snapshots)
         endpoints = tuple(
-            _endpoint(engine.settings, state, snapshot.devices)
-            for engine, state in zip(engines, states, strict=True)
+            _endpoint(engine.settings, state, snapshot.devices) for engine, state in zip(engines, states, strict=True)
         )
         self._note_loads(endpoints, states)
         return self._collected(snapshot, endpoints, states, gone)
@@ -165,9 +164,7 @@ class Collector:
             for uuid in endpoint.device_uuids if load else ():
                 assert load is not None  # noqa: S101 - the loop is empty without it
                 old = loads.get(uuid, EngineLoad(0.0, 0.0))
-                loads[uuid] = EngineLoad(
-                    min(1.0, old.utilization + load.utilization), max(old.kv_use, load.kv_use)
-                )
+                loads[uuid] = EngineLoad(min(1.0, old.utilization + load.utilization), max(old.kv_use, load.kv_use))
         self.loads.by_device = loads
 
 

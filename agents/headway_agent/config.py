@@ -261,9 +261,7 @@ class AgentConfig(BaseSettings):
 
 def _repeats(config: AgentConfig) -> list[str]:
     endpoints = Counter((e.address, e.dp_rank or 0) for e in config.engines)
-    twice = [
-        f"engines: {address} rank {rank} is listed twice" for (address, rank), n in endpoints.items() if n > 1
-    ]
+    twice = [f"engines: {address} rank {rank} is listed twice" for (address, rank), n in endpoints.items() if n > 1]
     streams = Counter(config.schedulers)
     kinds = Counter(d.kind for d in config.devices if d.kind != "simulated")
     return [
@@ -300,11 +298,7 @@ def load(path: Path | None = None) -> AgentConfig:
 
 def _line(place: Sequence[int | str], message: str) -> str:
     where = ".".join(str(part) for part in place)
-    return (
-        f"{where}: {message.removeprefix('Value error, ')}"
-        if where
-        else message.removeprefix("Value error, ")
-    )
+    return f"{where}: {message.removeprefix('Value error, ')}" if where else message.removeprefix("Value error, ")
 
 
 def _read(path: Path) -> dict[str, Any]:  # any shape: validated by AgentConfig

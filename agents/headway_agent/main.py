@@ -12,12 +12,8 @@ from headway_agent.config import ConfigError, load
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the node agent."""
-    parser = argparse.ArgumentParser(
-        prog="headway-agent", description="Tell schedulers what this host's GPUs do."
-    )
-    parser.add_argument(
-        "--config", type=Path, help="a .toml or .json file; HEADWAY_AGENT_… variables go over it"
-    )
+    parser = argparse.ArgumentParser(prog="headway-agent", description="Tell schedulers what this host's GPUs do.")
+    parser.add_argument("--config", type=Path, help="a .toml or .json file; HEADWAY_AGENT_… variables go over it")
     parser.add_argument("--validate", action="store_true", help="check the configuration and exit")
     parser.add_argument("--dump", action="store_true", help="print one sample as JSON and exit")
     arguments = parser.parse_args(argv)

@@ -88,17 +88,13 @@ class Dialer:
     @classmethod
     def of(cls, config: AgentConfig) -> "Dialer":
         """As configured. The token's file is read at each connect."""
-        return cls(
-            config.tls, lambda: config.token_file.read_text().strip() if config.token_file else config.token
-        )
+        return cls(config.tls, lambda: config.token_file.read_text().strip() if config.token_file else config.token)
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """A new channel. Raises OSError when a certificate cannot be read."""
         if self.tls is None:
             return grpc.aio.insecure_channel(address, options=_KEEPALIVE)
-        read = [
-            p.read_bytes() if p else None for p in (self.tls.ca_file, self.tls.key_file, self.tls.cert_file)
-        ]
+        read = [p.read_bytes() if p else None for p in (self.tls.ca_file, self.tls.key_file, self.tls.cert_file)]
         options: list[tuple[str, object]] = [*_KEEPALIVE]
         if self.tls.server_name:
             options.append(("grpc.ssl_target_name_override", self.tls.server_name))
@@ -187,9 +183,7 @@ class SchedulerStream:
             while (response := await call.read()) is not grpc.aio.EOF:
                 assert isinstance(response, pb.ConnectResponse)  # noqa: S101 - read() gives EOF or a message
                 self._obey(response)
-            raise StreamEndedError(
-                await call.details() or "the scheduler closed the stream", await call.code()
-            )
+            raise StreamEndedError(await call.details() or "the scheduler closed the stream", await call.code())
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)

@@ -137,9 +137,7 @@ class HeadwayClient:
             return
         self._closing = True
         for call in list(self._calls.values()):
-            self._refuse(
-                call, RouteRefused(grpc.StatusCode.CANCELLED, "CLIENT_CLOSED", "the client is closed")
-            )
+            self._refuse(call, RouteRefused(grpc.StatusCode.CANCELLED, "CLIENT_CLOSED", "the client is closed"))
         for reservation in list(self._live):
             reservation.finished(pb.OUTCOME_CANCELLED)
         self._outbox.close()
@@ -371,9 +369,7 @@ class HeadwayClient:
         if call is None:
             if not refused:  # Given up while the answer was on its way.
                 end = pb.Finished(outcome=pb.OUTCOME_CANCELLED)
-                self._outbox.report_stamped(
-                    pb.Report(reservation_id=answer.response.reservation_id, finished=end)
-                )
+                self._outbox.report_stamped(pb.Report(reservation_id=answer.response.reservation_id, finished=end))
             return
         if refused:
             refusal = refusal_from_status(answer.error)
@@ -549,9 +545,7 @@ class Routing:
 
 def _again(refusal: RouteRefused) -> RouteRefused:
     """Copy a refusal, so that each caller raises its own."""
-    return RouteRefused(
-        refusal.code, refusal.reason, refusal.message, refusal.retry_after_s, refusal.metadata
-    )
+    return RouteRefused(refusal.code, refusal.reason, refusal.message, refusal.retry_after_s, refusal.metadata)
 
 
 def _no_scheduler(fail_open: bool) -> RouteRefused:

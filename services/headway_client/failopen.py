@@ -80,9 +80,7 @@ class FailOpenRouter:
             endpoint=chosen,
             fallbacks=others,
             reservation_id=reservation_id,
-            decision=pb.Decision(
-                strategy="fail_open", candidates=len(entries), prompt_tokens=_prompt_tokens(request)
-            ),
+            decision=pb.Decision(strategy="fail_open", candidates=len(entries), prompt_tokens=_prompt_tokens(request)),
             cache_salt=self._salt(tenant_id(request.tenant), model),
             model=model,
         )

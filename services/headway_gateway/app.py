@@ -95,9 +95,7 @@ class Gateway:
         await self._engines.close()
 
     def _application(self) -> web.Application:
-        app = web.Application(
-            client_max_size=self._settings.max_body_bytes, middlewares=[self._answer_errors]
-        )
+        app = web.Application(client_max_size=self._settings.max_body_bytes, middlewares=[self._answer_errors])
         for api in _APIS:
             app.router.add_post(f"/v1/{api}", self._serve(api))
         app.router.add_get("/v1/models", self._models)
@@ -166,8 +164,7 @@ class Gateway:
         if self.client.view is None:
             raise _NO_VIEW
         models = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "headway"}
-            for name in self.client.models(tenant)
+            {"id": name, "object": "model", "created": 0, "owned_by": "headway"} for name in self.client.models(tenant)
         ]
         body = msgspec.json.encode({"object": "list", "data": models})
         return web.Response(body=body, content_type="application/json")
@@ -197,7 +194,11 @@ async def serve(settings: GatewaySettings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with Gateway(settings):
+    async with Gateway(settings) as gateway:
+        if settings.port_file is not None:
+            partial = settings.port_file.with_suffix(".partial")
+            partial.write_text(str(gateway.port))
+            partial.rename(settings.port_file)
         await stopped.wait()
 
 

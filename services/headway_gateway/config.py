@@ -29,6 +29,8 @@ class GatewaySettings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     """0 takes a free port."""
+    port_file: Path | None = None
+    """Written once it listens: the port, in decimal."""
     schedulers: list[str] = Field(default=["127.0.0.1:7070"], min_length=1)
     """`host:port` of each scheduler: the first that answers is used, the others are for failover."""
     token: SecretStr = SecretStr("")

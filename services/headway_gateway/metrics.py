@@ -24,9 +24,7 @@ class GatewayMetrics:
         self.outcomes = Counter(
             "headway_gateway_outcomes", "How reservations ended.", ("outcome",), registry=self.registry
         )
-        self.active = Gauge(
-            "headway_gateway_active_requests", "Requests being served.", registry=self.registry
-        )
+        self.active = Gauge("headway_gateway_active_requests", "Requests being served.", registry=self.registry)
         self.route_seconds = Histogram(
             "headway_gateway_route_seconds",
             "Time to be given an endpoint, holds included.",
@@ -61,9 +59,7 @@ class _ClientCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         for field in dataclasses.fields(self._client.stats):
             value = getattr(self._client.stats, field.name)
-            yield CounterMetricFamily(
-                f"headway_client_{field.name}", f"headway_client's {field.name}.", value=value
-            )
+            yield CounterMetricFamily(f"headway_client_{field.name}", f"headway_client's {field.name}.", value=value)
         yield GaugeMetricFamily(
             "headway_client_connected",
             "Whether a scheduler takes routes.",

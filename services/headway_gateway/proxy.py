@@ -58,9 +58,7 @@ class _Transfer:
         usage = self.events.usage if self.events is not None else None
         if usage is not None:
             return _to_wire(usage)
-        return pb.Usage(
-            prompt_tokens=self.reservation.decision.prompt_tokens or None, completion_tokens=count
-        )
+        return pb.Usage(prompt_tokens=self.reservation.decision.prompt_tokens or None, completion_tokens=count)
 
 
 class Proxy:
@@ -224,9 +222,7 @@ class Proxy:
                 await self._end_badly(response, ask, transfer, failure)
         return response
 
-    async def _end_well(
-        self, response: web.StreamResponse, transfer: _Transfer, answer: Answer, last: bytes
-    ) -> None:
+    async def _end_well(self, response: web.StreamResponse, transfer: _Transfer, answer: Answer, last: bytes) -> None:
         """Settle first: a client that leaves after `[DONE]` has been served."""
         failed = transfer.events is not None and transfer.events.failed
         outcome = pb.OUTCOME_SERVER_ERROR if failed else pb.OUTCOME_SUCCESS

@@ -34,9 +34,7 @@ class _Delta(msgspec.Struct):
     tool_calls: list[msgspec.Raw] | None = None
 
     def says_something(self) -> bool:
-        return bool(
-            self.content or self.reasoning_content or self.reasoning or self.refusal or self.tool_calls
-        )
+        return bool(self.content or self.reasoning_content or self.reasoning or self.refusal or self.tool_calls)
 
 
 class _Choice(msgspec.Struct):

@@ -127,8 +127,7 @@ async def run_trace(
     if not 0 < rate < float("inf"):
         raise ValueError("rate must be positive")
     arrivals = (
-        (request.arrival_ms / 1000.0 / rate, partial(trace_call, target, request, scale=scale))
-        for request in requests
+        (request.arrival_ms / 1000.0 / rate, partial(trace_call, target, request, scale=scale)) for request in requests
     )
     return await run_open_loop(target, arrivals, on_outcome=on_outcome)
 
@@ -222,15 +221,12 @@ def summarise(result: LoadResult, *, speedup: float = 1.0) -> Summary:
         ttft_ms=percentiles([outcome.ttft_ms * speedup for outcome in ok if outcome.ttft_ms is not None]),
         e2e_ms=percentiles([outcome.e2e_ms * speedup for outcome in ok if outcome.e2e_ms is not None]),
         requests_per_s=len(ok) / elapsed_s if elapsed_s else 0.0,
-        hit_ratio=sum(outcome.cached_tokens or 0 for outcome in counted) / prompt_tokens
-        if prompt_tokens
-        else None,
+        hit_ratio=sum(outcome.cached_tokens or 0 for outcome in counted) / prompt_tokens if prompt_tokens else None,
         prompt_tokens=sum(outcome.prompt_tokens or 0 for outcome in ok),
         completion_tokens=sum(outcome.completion_tokens or 0 for outcome in ok),
         elapsed_s=elapsed_s,
         virtual={
-            name: percentiles([asdict(times)[name] for times in virtual])
-            for name in ("queued_ms", "ttft_ms", "e2e_ms")
+            name: percentiles([asdict(times)[name] for times in virtual]) for name in ("queued_ms", "ttft_ms", "e2e_ms")
         }
         if virtual
         else {},
@@ -278,9 +274,7 @@ async def _play(driver: "_Driver", target: Target, queue: Iterator[SessionTurns]
             continue
 
 
-async def _run(
-    target: Target, on_outcome: OnOutcome | None, run: Callable[["_Driver"], Awaitable[None]]
-) -> LoadResult:
+async def _run(target: Target, on_outcome: OnOutcome | None, run: Callable[["_Driver"], Awaitable[None]]) -> LoadResult:
     timeout = aiohttp.ClientTimeout(total=target.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
@@ -391,9 +385,7 @@ class _Driver:
         ending = Ending.REFUSED if status in REFUSED_STATUSES else Ending.LOST
         return Outcome(ending, status, call.session_id, started_s, error=f"HTTP {status}"), retry_after_s
 
-    async def _read_stream(
-        self, response: aiohttp.ClientResponse, started_s: float
-    ) -> tuple[bytes, float | None]:
+    async def _read_stream(self, response: aiohttp.ClientResponse, started_s: float) -> tuple[bytes, float | None]:
         """The whole stream, and when its first token came."""
         received: list[bytes] = []
         ttft_ms: float | None = None

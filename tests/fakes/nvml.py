@@ -140,9 +140,7 @@ class FakeNvml:
         if version:
             return SimpleNamespace(used=device["used"], total=device["total"], reserved=device["reserved"])
         used = device["used"]
-        return SimpleNamespace(
-            used=used + device["reserved"] if isinstance(used, int) else used, total=device["total"]
-        )
+        return SimpleNamespace(used=used + device["reserved"] if isinstance(used, int) else used, total=device["total"])
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         return SimpleNamespace(gpu=self._ask("nvmlDeviceGetUtilizationRates", handle)["utilization"])
@@ -190,9 +188,7 @@ class FakeNvml:
 
     # --- GPM -----------------------------------------------------------------------------------------------------
     def nvmlGpmQueryDeviceSupport(self, handle):
-        return SimpleNamespace(
-            isSupportedDevice=int(self._ask("nvmlGpmQueryDeviceSupport", handle)["sm"] is not None)
-        )
+        return SimpleNamespace(isSupportedDevice=int(self._ask("nvmlGpmQueryDeviceSupport", handle)["sm"] is not None))
 
     def nvmlGpmSampleAlloc(self):
         return {}

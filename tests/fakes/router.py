@@ -69,13 +69,10 @@ class Scene:
 class FakeRouter(routing_pb2_grpc.RouterServicer):
     """Serve with `start`, die with `kill`, come back with `start` again (a new epoch, nothing remembered)."""
 
-    def __init__(
-        self, addresses: list[str], *, models: tuple[str, ...] = ("m",), tenants: tuple[str, ...] = ("*",)
-    ):
+    def __init__(self, addresses: list[str], *, models: tuple[str, ...] = ("m",), tenants: tuple[str, ...] = ("*",)):
         self.scene = Scene()
         self.endpoints = [
-            pb.Endpoint(name=f"endpoints/{a}@0", address=a, node=f"nodes/n{i}")
-            for i, a in enumerate(addresses)
+            pb.Endpoint(name=f"endpoints/{a}@0", address=a, node=f"nodes/n{i}") for i, a in enumerate(addresses)
         ]
         self.models = models
         self.tenants = tenants
@@ -102,9 +99,7 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         self.epoch += 1
         self.reservations = {}
         self._open, self._outputs = {}, {}
-        self._server = grpc.aio.server(
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 26)]
-        )
+        self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 26)])
         routing_pb2_grpc.add_RouterServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
@@ -271,9 +266,7 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
             output.put_nowait(pb.RouteStreamResponse(fail_open_view=self.view()))
 
     def _welcome(self) -> pb.StreamWelcome:
-        return pb.StreamWelcome(
-            scheduler="fake", epoch=str(self.epoch), resume_grace=duration_pb2.Duration(seconds=10)
-        )
+        return pb.StreamWelcome(scheduler="fake", epoch=str(self.epoch), resume_grace=duration_pb2.Duration(seconds=10))
 
     def _reserve(self, request: pb.RouteRequest, owner: object) -> pb.RouteResponse | status_pb2.Status:
         excluded = set(request.excluded_endpoints)
@@ -284,11 +277,7 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         offered = offered[turn:] + offered[:turn]
         offered.sort(key=lambda e: e.address != self.scene.first)
         held = next(
-            (
-                h
-                for h in self.reservations.values()
-                if h.request_id == request.request_id and h.outcome is None
-            ),
+            (h for h in self.reservations.values() if h.request_id == request.request_id and h.outcome is None),
             None,
         )
         if held is None:

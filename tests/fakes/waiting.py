@@ -14,7 +14,5 @@ async def eventually(condition, timeout_s=15.0, every_s=0.01):
             result = await result
         if result:
             return result
-        assert time.monotonic() < deadline, (
-            f"not so within {timeout_s} s: {inspect.getsource(condition).strip()}"
-        )
+        assert time.monotonic() < deadline, f"not so within {timeout_s} s: {inspect.getsource(condition).strip()}"
         await asyncio.sleep(every_s)

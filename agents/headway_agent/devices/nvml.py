@@ -168,9 +168,7 @@ class NvmlSource:
         now = self.clock()
         events, self._events = tuple(self._events), []
         devices = self._devices.values()
-        return DeviceSnapshot(
-            tuple(d.info for d in devices), tuple(d.shown(now, self.times) for d in devices), events
-        )
+        return DeviceSnapshot(tuple(d.info for d in devices), tuple(d.shown(now, self.times) for d in devices), events)
 
     async def close(self) -> None:
         """End the child: kindly, then not. Waits only briefly for one that hangs in the kernel."""

@@ -37,9 +37,7 @@ class EngineHttp:
         async with self.session.get(self.settings.base_url + path, headers=self._headers) as response:
             response.raise_for_status()
             body = await response.content.read(_LIMIT_BYTES)
-            while len(body) < _LIMIT_BYTES and (
-                more := await response.content.read(_LIMIT_BYTES - len(body))
-            ):
+            while len(body) < _LIMIT_BYTES and (more := await response.content.read(_LIMIT_BYTES - len(body))):
                 body += more
             if len(body) >= _LIMIT_BYTES:
                 raise ValueError(f"{path} is larger than {_LIMIT_BYTES} bytes")
@@ -62,9 +60,7 @@ class EngineHttp:
         entries = answer.get("data") if isinstance(answer, dict) else None
         if not isinstance(entries, list):
             raise ValueError("/v1/models holds no list")
-        return tuple(
-            Model(str(e["id"]), e.get("parent") or None) for e in entries if isinstance(e, dict) and "id" in e
-        )
+        return tuple(Model(str(e["id"]), e.get("parent") or None) for e in entries if isinstance(e, dict) and "id" in e)
 
     async def version(self) -> str:
         """What `/version` says; empty where there is none."""

@@ -59,9 +59,7 @@ class VllmReader:
     def __post_init__(self) -> None:
         """Know at first what the configuration says."""
         self._http = EngineHttp(self.context.session, self.settings)
-        self._facts = EngineFacts(
-            models=tuple(self.settings.models), max_num_seqs=_configured_seqs(self.settings)
-        )
+        self._facts = EngineFacts(models=tuple(self.settings.models), max_num_seqs=_configured_seqs(self.settings))
 
     async def read(self, timeout_s: float) -> EngineState:
         """Metrics and health now; models and version when they are due."""
@@ -125,9 +123,7 @@ class VllmReader:
         if not isinstance(started, MissingReason):
             return f"{started:.3f}"
         now: dict[tuple[str, ...], float] = {
-            names: value
-            for names in _COUNTERS
-            if not isinstance(value := metrics.total(names), MissingReason)
+            names: value for names in _COUNTERS if not isinstance(value := metrics.total(names), MissingReason)
         }
         if any(value < self._counters.get(names, 0.0) for names, value in now.items()):
             self._restarts += 1

@@ -52,9 +52,7 @@ class Emulator:
         )
         stack.callback(engine.close)
         server = EngineServer(engine, config.models, unix_time_s=time.time)
-        runner = web.AppRunner(
-            server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2
-        )
+        runner = web.AppRunner(server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
         stack.push_async_callback(runner.cleanup)
         await runner.setup()
         await web.TCPSite(runner, config.host, port, backlog=1024).start()

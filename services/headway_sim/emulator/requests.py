@@ -110,8 +110,7 @@ def parse_embedding(body: dict[str, Any], models: tuple[str, ...]) -> tuple[list
         raise BadRequestError("dimensions", "dimensions must be at most 8192")
     salt = _salt(body)
     return [
-        GenerationRequest(False, model, prompt, tokens, 1, False, False, False, salt)
-        for prompt, tokens in prompts
+        GenerationRequest(False, model, prompt, tokens, 1, False, False, False, salt) for prompt, tokens in prompts
     ], dimensions
 
 

@@ -36,9 +36,7 @@ _DONE = b"data: [DONE]\n\n"
 class EngineServer:
     """Routes of one engine. `unix_time_s` gives the wall clock for `created` fields."""
 
-    def __init__(
-        self, engine: RealTimeEngine, models: tuple[str, ...], *, unix_time_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, engine: RealTimeEngine, models: tuple[str, ...], *, unix_time_s: Callable[[], float]) -> None:
         self._engine = engine
         self._models = models
         self._unix_time_s = unix_time_s
@@ -134,9 +132,7 @@ class EngineServer:
         async for count in generation.batches():
             if fault.mode is FaultMode.DIE_MID_STREAM and sent + count > fault.after_tokens:
                 if fault.after_tokens > sent:
-                    await response.write(
-                        frame.text(filler_text(seed, sent, fault.after_tokens), first=not sent)
-                    )
+                    await response.write(frame.text(filler_text(seed, sent, fault.after_tokens), first=not sent))
                 return _drop(http)
             data = frame.text(filler_text(seed, sent, sent + count), first=not sent)
             sent += count
@@ -335,6 +331,4 @@ def _json(body: object) -> web.Response:
 
 def _error(status: int, kind: str, message: str, param: str | None = None) -> web.Response:
     error = {"message": message, "type": kind, "param": param, "code": status}
-    return web.Response(
-        status=status, body=msgspec.json.encode({"error": error}), content_type="application/json"
-    )
+    return web.Response(status=status, body=msgspec.json.encode({"error": error}), content_type="application/json")

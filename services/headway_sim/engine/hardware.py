@@ -31,9 +31,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         if self.max_sequences > self.step_budget_tokens:
-            raise ValueError(
-                "max_sequences must not exceed step_budget_tokens: every decode gets a token a step"
-            )
+            raise ValueError("max_sequences must not exceed step_budget_tokens: every decode gets a token a step")
         if self.kv_tokens < BLOCK_TOKENS:
             raise ValueError(f"kv_tokens must be at least one block of {BLOCK_TOKENS}")
 

@@ -141,9 +141,7 @@ class Snapshot:
 class Engine:
     """One engine: `add` requests, call `step` whenever the last one's end has come, `cancel` at will."""
 
-    def __init__(
-        self, hardware: Hardware, *, kv_tokens: int | None = None, waiting_limit: int | None = None
-    ) -> None:
+    def __init__(self, hardware: Hardware, *, kv_tokens: int | None = None, waiting_limit: int | None = None) -> None:
         """`kv_tokens` overrides the hardware's; with `waiting_limit` requests waiting, `add` refuses."""
         self.hardware = hardware
         self.waiting_limit = waiting_limit
@@ -181,9 +179,7 @@ class Engine:
             raise ValueError(f"request_id {request.request_id!r} is already in the engine")
         total_tokens = request.prompt_tokens + request.output_tokens
         if total_tokens > self.pool.blocks * BLOCK_TOKENS:
-            raise RequestTooLongError(
-                f"{total_tokens} tokens exceed the KV cache of {self.pool.blocks * BLOCK_TOKENS}"
-            )
+            raise RequestTooLongError(f"{total_tokens} tokens exceed the KV cache of {self.pool.blocks * BLOCK_TOKENS}")
         if self.waiting_limit is not None and len(self._waiting) >= self.waiting_limit:
             raise WaitingLimitError(f"{len(self._waiting)} requests are waiting")
         sequence = EngineSequence(request, now_ms)

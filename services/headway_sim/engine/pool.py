@@ -41,9 +41,7 @@ class BlockPool:
         self._ends.before = self._ends.after = self._ends
         self.release(Run(None, 0, blocks))
 
-    def find(
-        self, keys: list[int] | tuple[int, ...], blocks_per_key: int, limit: int
-    ) -> tuple[list[Run], int]:
+    def find(self, keys: list[int] | tuple[int, ...], blocks_per_key: int, limit: int) -> tuple[list[Run], int]:
         """The longest cached prefix of at most `limit` blocks: its runs, and its length in blocks."""
         found: list[Run] = []
         index = self._index
@@ -149,9 +147,7 @@ def _cover(runs: list[Run], start: int, end: int, found: list[Run]) -> int:
     """Cover the blocks from `start` to `end` with the cached parts of `runs`; returns how far they reach."""
     reached = start
     while reached < end:
-        best = max(
-            (run for run in runs if run.base <= reached), key=lambda run: run.base + run.cached, default=None
-        )
+        best = max((run for run in runs if run.base <= reached), key=lambda run: run.base + run.cached, default=None)
         if best is None or best.base + best.cached <= reached:
             break
         found.append(best)

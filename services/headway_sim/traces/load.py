@@ -15,9 +15,7 @@ from headway_sim.traces.model import LengthPrompt, TraceError, TraceRequest
 _SUFFIXES = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 
 
-def load_trace(
-    path: Path, *, trace_format: TraceFormat | None = None, limit: int | None = None
-) -> list[TraceRequest]:
+def load_trace(path: Path, *, trace_format: TraceFormat | None = None, limit: int | None = None) -> list[TraceRequest]:
     """A trace file (`.gz` or not), or every trace file in a folder as one trace, by arrival.
 
     The format is detected per file unless given. Time starts at the first request of all files of one

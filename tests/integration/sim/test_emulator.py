@@ -216,9 +216,7 @@ async def test_a_client_that_leaves_aborts_its_request(stream):
 
         async def gone():
             found = await metrics(http)
-            return (
-                found["vllm:num_requests_running"].value == 0 and found["vllm:kv_cache_usage_perc"].value == 0
-            )
+            return found["vllm:num_requests_running"].value == 0 and found["vllm:kv_cache_usage_perc"].value == 0
 
         await until(gone)
 

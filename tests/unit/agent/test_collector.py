@@ -43,9 +43,7 @@ def make(sources=(), pairs=(), **changes):
 
 async def test_a_sample_holds_every_device_and_engine_and_is_numbered():
     sources = [FakeSource(device("GPU-a")), FakeSource(device("GPU-b"))]
-    collector = make(
-        sources, [(engine("h:1"), FakeReader(state(running=3.0))), (engine("h:2"), FakeReader(state()))]
-    )
+    collector = make(sources, [(engine("h:1"), FakeReader(state(running=3.0))), (engine("h:2"), FakeReader(state()))])
     first, second = await collector.collect(1.0), await collector.collect(1.0)
     assert [first.sample.sequence, second.sample.sequence] == [1, 2]
     assert first.sample.taken_s == 1000.0
@@ -146,9 +144,7 @@ async def test_an_engines_devices(settings, uuids):
 
 
 async def test_the_hosts_only_device_is_the_engines():
-    collector = make(
-        [FakeSource(device("CPU-x", kind=DeviceKind.CPU))], [(engine("h:1"), FakeReader(state()))]
-    )
+    collector = make([FakeSource(device("CPU-x", kind=DeviceKind.CPU))], [(engine("h:1"), FakeReader(state()))])
     assert (await collector.collect(1.0)).inventory.endpoints[0].device_uuids == ("CPU-x",)
 
 
@@ -162,9 +158,7 @@ async def test_the_load_of_engines_is_noted_for_their_devices():
         loads=loads,
     )
     await collector.collect(1.0)
-    assert {uuid: (load.utilization, load.kv_use) for uuid, load in loads.by_device.items()} == {
-        "GPU-a": (0.5, 0.5)
-    }
+    assert {uuid: (load.utilization, load.kv_use) for uuid, load in loads.by_device.items()} == {"GPU-a": (0.5, 0.5)}
 
 
 async def test_sources_are_started_and_closed():

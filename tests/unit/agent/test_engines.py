@@ -121,9 +121,7 @@ async def test_no_answer_is_stale_and_not_ready_and_what_was_known_stays_known(e
     assert after.facts == before.facts
 
 
-@pytest.mark.parametrize(
-    "broken", [{"/metrics": 500}, {"/health": 503}, {"/v1/models": 500}, {"/v1/models": "no"}]
-)
+@pytest.mark.parametrize("broken", [{"/metrics": 500}, {"/health": 503}, {"/v1/models": 500}, {"/v1/models": "no"}])
 async def test_a_broken_page_is_not_ready(engine, reader, broken):
     engine.pages |= broken
     assert not (await reader().read(5.0)).reading.ready

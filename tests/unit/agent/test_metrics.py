@@ -6,9 +6,7 @@ from headway_agent.engines.metrics import MetricsParser, Series, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-TEXT = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
-)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"))
 
 
 def test_reads_only_what_is_asked_for():

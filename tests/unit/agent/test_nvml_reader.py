@@ -90,9 +90,7 @@ def test_unified_memory_without_a_thermometer_is_unsupported():
 
 def test_memory_falls_back_to_its_first_version_on_an_old_driver():
     reader = opened(gpu("GPU-a"), missing=["nvmlDeviceGetMemoryInfo_v2"])
-    assert (
-        reader.read("GPU-a").memory_used_bytes == 11.0 * GIB
-    )  # the first version counts the reserved as used
+    assert reader.read("GPU-a").memory_used_bytes == 11.0 * GIB  # the first version counts the reserved as used
 
 
 def test_a_binding_newer_than_the_driver_uses_the_older_symbols():

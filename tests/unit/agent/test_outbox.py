@@ -134,9 +134,7 @@ def test_it_stays_small_keeps_order_and_loses_no_event_silently(steps):
                 sequence += 1
                 new = [xid(xids + n) for n in range(events)]
                 xids += events
-                outbox.offer(
-                    collected(sequence, new, [change(f"h:{n + 1}") for n in range(changes)], changed)
-                )
+                outbox.offer(collected(sequence, new, [change(f"h:{n + 1}") for n in range(changes)], changed))
             elif step == "take":
                 for message in await taken(outbox):
                     if isinstance(message, Sample):

@@ -29,9 +29,7 @@ def test_the_agent_extra_alone_is_enough():
 
 def test_dump_prints_one_sample_as_json():
     command = [sys.executable, "-m", "headway_agent.main", "--dump"]
-    ran = subprocess.run(
-        command, env={**ENV, "HEADWAY_AGENT_INTERVAL_S": "0.05"}, capture_output=True, check=True
-    )
+    ran = subprocess.run(command, env={**ENV, "HEADWAY_AGENT_INTERVAL_S": "0.05"}, capture_output=True, check=True)
     dumped = json.loads(ran.stdout)
     assert [d["kind"] for d in dumped["hello"]["devices"]] == ["DEVICE_KIND_CPU", "DEVICE_KIND_GPU"]
     assert len(dumped["sample"]["devices"]) == 2

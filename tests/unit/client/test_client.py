@@ -76,9 +76,7 @@ async def test_long_messages_are_split(router: FakeRouter) -> None:
     async with make_client(router) as client:
         await client.wait_connected()
         prompt = "x" * 600_000
-        await asyncio.gather(
-            *(client.route(pb.RouteRequest(model="m", tenant="acme", text=prompt)) for _ in range(8))
-        )
+        await asyncio.gather(*(client.route(pb.RouteRequest(model="m", tenant="acme", text=prompt)) for _ in range(8)))
     assert max(len(m.routes) for m in router.messages) == 2
 
 
@@ -114,9 +112,7 @@ async def test_a_refusal_is_an_exception_with_its_facts(router: FakeRouter) -> N
         (KeyError("bug"), "OUTCOME_CANCELLED"),
     ],
 )
-async def test_leaving_the_context_finishes(
-    router: FakeRouter, error: BaseException | None, outcome: str
-) -> None:
+async def test_leaving_the_context_finishes(router: FakeRouter, error: BaseException | None, outcome: str) -> None:
     async with make_client(router) as client:
         try:
             async with client.route(ask()):
@@ -318,9 +314,7 @@ async def test_it_stays_with_the_first_that_answers_and_moves_when_that_dies(
         assert len(reservations) == 4
 
 
-async def test_an_answer_that_says_standby_moves_the_call_elsewhere(
-    router: FakeRouter, second: FakeRouter
-) -> None:
+async def test_an_answer_that_says_standby_moves_the_call_elsewhere(router: FakeRouter, second: FakeRouter) -> None:
     first = router
     first.scene.refusal = status_of(grpc.StatusCode.UNAVAILABLE, "STANDBY", "lost the lock")
     async with make_client(first, second) as client:
@@ -328,9 +322,7 @@ async def test_an_answer_that_says_standby_moves_the_call_elsewhere(
     assert [h.request_id for h in second.history] == ["r"]
 
 
-async def test_a_draining_scheduler_is_left_and_its_reservations_move(
-    router: FakeRouter, second: FakeRouter
-) -> None:
+async def test_a_draining_scheduler_is_left_and_its_reservations_move(router: FakeRouter, second: FakeRouter) -> None:
     first = router
     async with make_client(first, second) as client:
         running = await client.route(ask("running"))
