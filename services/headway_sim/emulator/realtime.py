@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from headway_sim.engine import Engine, EngineRequest, EngineSequence, Snapshot, State, Step
 
-_TIMER_ROUNDING_S = 0.0005
-"""The event loop rounds to milliseconds: wake this much early, and go round the loop until it is time."""
+_TIMER_RESOLUTION_S = 0.001
+"""The event loop's timers round to it: for news, wake half of it early, and go round the loop until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +188,19 @@ class RealTimeEngine:
         step = self._step
         if step is None:
             return
-        at_ms = step.end_ms
-        if not (step.first_tokens or step.finished or self._engine.busy_with_prompts):
-            at_ms = self._engine.next_finish_ms(step.end_ms) or step.end_ms
-        delay_s = (at_ms - now_ms) / 1000.0 / self._speedup - _TIMER_ROUNDING_S
+        delay_s = self._real_s(self._next_news_ms(step) - now_ms) - _TIMER_RESOLUTION_S / 2
+        if self._engine.busy_with_prompts and not (step.first_tokens or step.finished):
+            # Only the next step may bring news: not worth being early for.
+            delay_s = max(self._real_s(step.end_ms - now_ms), _TIMER_RESOLUTION_S)
         if any(generation.streamed and generation.started for generation in self._generations.values()):
-            delay_s = min(delay_s, (self._next_batch_ms - now_ms) / 1000.0 / self._speedup)
+            delay_s = min(delay_s, self._real_s(self._next_batch_ms - now_ms))
         self._timer = self._loop.call_later(max(0.0, delay_s), self._on_timer)
+
+    def _next_news_ms(self, step: Step) -> float:
+        """When a first token or a finish is due, if nothing else happens."""
+        if step.first_tokens or step.finished:
+            return step.end_ms
+        return self._engine.next_finish_ms(step.end_ms) or step.end_ms
+
+    def _real_s(self, virtual_ms: float) -> float:
+        return virtual_ms / 1000.0 / self._speedup

@@ -255,8 +255,11 @@ class Engine:
 
     @property
     def busy_with_prompts(self) -> bool:
-        """Whether a prefill is under way or a request waits: the next step's end may bring a first token."""
-        return self._prefilling is not None or bool(self._waiting)
+        """Whether the next step has a prefill to go on with or may admit one, as far as is known now."""
+        if self._prefilling is not None:
+            return True
+        room = len(self._running) < self.hardware.max_sequences
+        return bool(self._waiting) and room and self._blocked_version != self._memory_version
 
     def snapshot(self) -> Snapshot:
         """The engine's state in numbers."""
