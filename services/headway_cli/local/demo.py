@@ -102,7 +102,7 @@ def _print_table(runs: list[Run], result: dict[str, Any], options: DemoOptions) 
     for name in ("", BASELINE, CHALLENGER, "change"):
         table.add_column(name, justify="left" if not name else "right")
     for quantile in ("mean", "p50", "p99"):
-        old, new = before["ttft_ms"][quantile], after["ttft_ms"][quantile]  # type: ignore[literal-required]
+        old, new = before["ttft_ms"][quantile], after["ttft_ms"][quantile]
         table.add_row(f"TTFT {quantile}, ms", _number(old, 1), _number(new, 1), _percent(old, new))
     old_rate, new_rate = before["requests_per_s"], after["requests_per_s"]
     table.add_row("requests/s", _number(old_rate, 2), _number(new_rate, 2), _percent(old_rate, new_rate))
@@ -115,8 +115,8 @@ def _print_table(runs: list[Run], result: dict[str, Any], options: DemoOptions) 
     console.print(table)
     overheads = ", ".join(f"{_number(run.overhead_ms, 1)} ms under {run.strategy}" for run in runs)
     console.print(
-        f"Times are the engines' own: they ran {options.speedup:g} times faster than life. In each TTFT this host's own "
-        f"overhead (gateway, scheduler, two cores shared by all) is {overheads}.",
+        f"Times are the engines' own: they ran {options.speedup:g} times faster than life. In each TTFT this host's "
+        f"own overhead (gateway, scheduler, two cores shared by all) is {overheads}.",
         highlight=False,
     )
     flip = result["flip"]

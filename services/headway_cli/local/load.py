@@ -54,9 +54,7 @@ def run_article(stack: LocalStack, strategy: str, workload: ArticleWorkload, on_
     stack.clear_caches()
     target = target_of(stack)
     result = asyncio.run(
-        run_closed_loop(
-            target, workload.conversations(), concurrency=workload.concurrency, on_outcome=on_outcome
-        )
+        run_closed_loop(target, workload.conversations(), concurrency=workload.concurrency, on_outcome=on_outcome)
     )
     return Run(strategy, summarise(result, speedup=stack.options.speedup), _overhead_ms(stack, result))
 
