@@ -83,6 +83,7 @@ class Scheduler:
         self._usage: dict[tuple[str, str, datetime], Usage] = {}
         self._discovered: dict[str, Model] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._saving: asyncio.Task[None] | None = None
         self._pass_due = False
         self._connect_parts()
 
@@ -93,6 +94,7 @@ class Scheduler:
         await self.refresh()
         await self._restore(await self.store.load_learned())
         self.dispatcher.wake = self._wake
+        self.dispatcher.settled_at = self.clock() + self.config.settle_s
         for task in (self._follow_changes, self._tick, self._persist):
             self._tasks.append(asyncio.create_task(_forever(task)))
         log.info("scheduler_started", name=self.config.name, epoch=self.epoch, version=self.desired.version)
@@ -180,10 +182,14 @@ class Scheduler:
         await self._save_discovered()
 
     async def _save_discovered(self) -> None:
-        for model in [m for m in self._discovered.values() if m.id not in self.desired.models]:
-            with contextlib.suppress(DuplicateName):
-                await self.store.create(model, Write(principal="scheduler", method="DiscoverModel"))
-            await self.refresh()
+        """Add the models that agents report to the catalogue; what fails now is tried again with the next save."""
+        new = [model for model in self._discovered.values() if model.id not in self.desired.models]
+        with contextlib.suppress(StoreDown):
+            for model in new:
+                with contextlib.suppress(DuplicateName):
+                    await self.store.create(model, Write(principal="scheduler", method="DiscoverModel"))
+            if new:
+                await self.refresh()
 
     async def _restore(self, learned: Mapping[str, bytes]) -> None:
         if _SALT_KEY not in learned:
@@ -228,6 +234,9 @@ class Scheduler:
         if new:
             self._discovered.update((model, Model(model, discovered=True)) for model in new)
             self._apply_desired()
+            # At once: a scheduler that restarts before its agents are back must know what it serves.
+            self._saving = asyncio.get_running_loop().create_task(self._save_discovered())
+        self._wake()
 
     def _removed(self, endpoint: Endpoint) -> None:
         now = self.clock()

@@ -46,6 +46,8 @@ class Config(BaseSettings):
     """How often agents send a sample."""
     stale_after_s: float = Field(5.0, gt=0, le=600)
     """A node silent for this long is stale."""
+    settle_s: float = Field(5.0, ge=0, le=600)
+    """After a start, how long a Route that finds no endpoint yet is held for agents to return, not refused."""
     max_wait_s: float = Field(30.0, ge=0, le=3600)
     """How long a Route may be held unless it says otherwise."""
     max_holds: int = Field(10_000, ge=0)

@@ -98,7 +98,10 @@ class _Choice:
 
 
 class Dispatcher:
-    """Decides and reserves. `wake` is called when a pass over the holds is worth making."""
+    """Decides and reserves. `wake` is called when a pass over the holds is worth making.
+
+    Until `settled_at` the fleet is still being learned, after a start: what finds no endpoint yet is held for it.
+    """
 
     def __init__(
         self,
@@ -121,6 +124,7 @@ class Dispatcher:
         self.guards = SoftGuards(fleet.columns)
         self.wake: Callable[[], None] = lambda: None
         self.routes = 0
+        self.settled_at = float("-inf")
         self._fingerprints, self._costs, self._history, self._salts = fingerprints, costs, history, salts
         self._random = random
         self._end_interval_s = 1.0
@@ -147,8 +151,13 @@ class Dispatcher:
         inflight = self.ledger.tenant_inflight.get(tenant.id, 0)
         self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
         try:
-            decision = self._dispatch(work, now)
-            return decision or self._hold(work, now, deadline)
+            try:
+                decision = self._dispatch(work, now)
+            except NoEndpoints as error:
+                if now >= self.settled_at:
+                    raise
+                return self._hold(work, now, deadline, error)
+            return decision or self._hold(work, now, deadline, self._saturated())
         except HeadwayError:
             self.quotas.settle(tenant.id, work.estimated_tokens, 0.0)
             raise
@@ -411,12 +420,13 @@ class Dispatcher:
 
     # Inside, holds and refusals
 
-    def _hold(self, work: Work, now: float, deadline: float | None) -> Hold:
+    def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError) -> Hold:
+        """Keep the request waiting; where it may not wait, raise `otherwise`."""
         until = now + self._max_wait(work.request)
         if deadline is not None:
             until = min(until, deadline - self.config.deadline_margin_s)
         if until <= now:
-            raise self._saturated()
+            raise otherwise
         if len(self.holds) >= self.holds.limit:
             raise QueueFull(f"{self.holds.limit} calls are held already", retry_after_s=self._retry_after())
         hold = Hold(work, until)

@@ -75,12 +75,12 @@ class RouteStreamSession:
     async def _read(self, requests: AsyncIterator[pb.RouteStreamRequest]) -> None:
         async for message in requests:
             now = self._scheduler.clock()
+            for resumed in message.resumes:
+                self._start_resume(resumed)
             for report in message.reports:
                 self._report(report, now)
             for correlation_id in message.cancels:
                 self._cancel(correlation_id, now)
-            for resumed in message.resumes:
-                self._start_resume(resumed)
             for call in message.routes:
                 self._route(call, now)
             # Also when nothing is to be said: an empty message is a ping, and this its echo.
