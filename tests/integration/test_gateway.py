@@ -125,7 +125,7 @@ async def test_json_goes_through_and_is_settled(start: Start) -> None:
     [seen] = stack.seen
     assert seen.raw == json.dumps(CHAT).encode()
     assert seen.headers["x-request-id"] == "req-1"
-    assert "Authorization" not in seen.headers
+    assert "authorization" not in seen.headers
 
 
 async def test_request_ids_are_made_and_never_shared_by_reservations(start: Start) -> None:
