@@ -1,4 +1,4 @@
-"""Route a request, send it to the endpoint yourself, report what came of it: `route_and_report.py HOST:PORT MODEL`."""
+"""Route a request, send it there yourself, report what came of it: HOST:PORT MODEL [TOKEN]."""
 
 import sys
 import time
