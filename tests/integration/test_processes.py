@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 from fakes.openai_engine import OpenAIEngine
 from fakes.router import FakeRouter
+from fakes.waiting import eventually
 from headway.routing.v1 import routing_pb2 as pb
 from headway_client import ClientOptions, HeadwayClient
 
@@ -82,8 +83,7 @@ async def test_a_stopped_scheduler_is_routed_around_and_comes_back() -> None:
             assert alone.fail_open
             scheduler.send_signal(signal.SIGCONT)
             await client.wait_connected()
-            while alone.id.startswith("failopen-"):
-                await asyncio.sleep(0.01)
+            await eventually(lambda: not alone.id.startswith("failopen-"))
             assert not (await client.route(request)).fail_open
             assert client.stats.resumed == 1  # The one that it had given before.
             assert client.stats.recreated == 1

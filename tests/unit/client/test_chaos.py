@@ -60,10 +60,11 @@ async def test_nothing_leaks(seed: int) -> None:
                 await asyncio.sleep(0.002)
             results = await asyncio.gather(*tasks, return_exceptions=True)
             await disturbance
-            # A stream that a restart or a hang orphaned is the scheduler's to expire; the client has let go of all.
+            # What a lost stream orphaned is the scheduler's to expire; the client has let go of everything.
             await eventually(lambda: client.connected and client.live == 0)
             assert {str(r) for r in results} - {"", "served", "DEADLINE"} == set()
             assert "served" in results
+            assert client.stats.reconnects and client.stats.fail_open_routes
             probe = await client.route(pb.RouteRequest(model="m", tenant="acme", text="x"))
             probe.finished(pb.OUTCOME_SUCCESS)
             await eventually(lambda: client.live == 0)
