@@ -64,7 +64,7 @@ class HeadwayClient:
         self._alone = FailOpenRouter(self._rng)
         self._outbox = Outbox(self.stats)
         self._connection = Connection(
-            targets, token, credentials, self._options, self._outbox, self, clock, self._rng
+            targets, token, credentials, self._options, self._outbox, self.stats, self, clock, self._rng
         )
         self._ids = itertools.count(1)
         self._calls: dict[int, Call] = {}
@@ -236,7 +236,6 @@ class HeadwayClient:
 
     def unavailable(self, target: str, error: grpc.aio.AioRpcError) -> None:
         """Pass a refused credential on to those who wait."""
-        self.stats.connect_failures += not self._accepting
         if error.code() in _NOT_FOR_US:
             self._refusal = refusal_from_rpc(error)
             log.error("scheduler_refused_credential", target=target, reason=self._refusal.reason)

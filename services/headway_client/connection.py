@@ -14,6 +14,7 @@ from headway.routing.v1 import routing_pb2_grpc
 from headway_client.backoff import Backoff
 from headway_client.options import ClientOptions
 from headway_client.outbox import Outbox
+from headway_client.stats import ClientStats
 
 __all__ = ["STABLE_AFTER_S", "Connection", "StreamListener"]
 
@@ -61,6 +62,7 @@ class Connection:
         credentials: grpc.ChannelCredentials | None,
         options: ClientOptions,
         outbox: Outbox,
+        stats: ClientStats,
         listener: StreamListener,
         clock: Callable[[], float],
         rng: random.Random,
@@ -70,6 +72,7 @@ class Connection:
         self._credentials = credentials
         self._options = options
         self._outbox = outbox
+        self._stats = stats
         self._listener = listener
         self._clock = clock
         self._backoff = Backoff(rng, options.backoff_initial_s, options.backoff_max_s)
@@ -123,6 +126,7 @@ class Connection:
                 self._leaving = None
                 stream.cancel()
         if welcomed_at is None:
+            self._stats.connect_failures += 1
             return False
         self._listener.lost()
         return self._clock() - welcomed_at >= STABLE_AFTER_S
