@@ -77,7 +77,7 @@ class HeadwayClient:
         self._accepting = False
         self._draining = False
         self._silent_since = clock()
-        self._welcomed_at = self._heard_at = self._silent_since
+        self._welcomed_at = self._heard_at = self._owed_since = self._silent_since
         self._ping_at: float | None = None
         self._refusal: RouteRefused | None = None
         self._was_alone = False
@@ -98,7 +98,10 @@ class HeadwayClient:
     def start(self) -> None:
         """Begin to connect; needs a running event loop. Calls may be made at once, they wait."""
         self._silent_since = self._clock()
-        self._tasks = [asyncio.create_task(self._connection.run()), asyncio.create_task(self._watch())]
+        self._tasks = [
+            asyncio.create_task(work)
+            for work in (self._connection.run(), self._watch(), self._ping_when_idle())
+        ]
 
     async def close(self) -> None:
         """End every reservation that is left as CANCELLED, send the last reports, and close the stream."""
@@ -330,23 +333,35 @@ class HeadwayClient:
                 for call in list(self._calls.values()):
                     self._route_alone(call)
 
+    async def _ping_when_idle(self) -> None:
+        """Notice a hung scheduler before anybody waits for it, and keep the stream from looking dead."""
+        while True:
+            await asyncio.sleep(self._options.idle_ping_s)
+            now = self._clock()
+            if self._accepting:
+                self._check_alive(now)
+                if self._ping_at is None and now - self._heard_at >= self._options.idle_ping_s * 0.5:
+                    self._ping(now, owed_since=now)
+
     def _check_alive(self, now: float) -> None:
         """Ping a scheduler that owes an answer: one that holds a request replies, a hung one does not."""
-        sent = [call.started for call in self._calls.values() if call.sent]
-        if not sent:
+        if self._ping_at is not None:
+            if now - self._ping_at >= self._options.fail_open_after_s * 0.5:
+                self.stats.unresponsive += 1
+                log.warning("scheduler_unresponsive", silent_s=round(now - self._owed_since, 3))
+                self._accepting = False
+                self._silent_since = self._owed_since
+                self._connection.leave()
             return
-        owed_since = max(self._heard_at, min(sent))
-        if self._ping_at is None:
-            if now - owed_since >= self._options.fail_open_after_s * 0.25:
-                self._ping_at = now
-                self.stats.pings += 1
-                self._outbox.ping()
-        elif now - self._ping_at >= self._options.fail_open_after_s * 0.5:
-            self.stats.unresponsive += 1
-            log.warning("scheduler_unresponsive", silent_s=round(now - owed_since, 3))
-            self._accepting = False
-            self._silent_since = owed_since
-            self._connection.leave()
+        sent = [call.started for call in self._calls.values() if call.sent]
+        owed_since = max(self._heard_at, min(sent, default=now))
+        if now - owed_since >= self._options.fail_open_after_s * 0.25:
+            self._ping(now, owed_since)
+
+    def _ping(self, now: float, owed_since: float) -> None:
+        self._ping_at, self._owed_since = now, owed_since
+        self.stats.pings += 1
+        self._outbox.ping()
 
     def _is_overdue(self, now: float) -> bool:
         return not self._accepting and now - self._silent_since >= self._options.fail_open_after_s

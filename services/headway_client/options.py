@@ -15,6 +15,8 @@ class ClientOptions:
     """How long no scheduler may answer before that."""
     connect_timeout_s: float = 2.0
     """How long a scheduler may take to welcome a stream."""
+    idle_ping_s: float = 10.0
+    """How often an idle stream is asked for a sign of life."""
     backoff_initial_s: float = 0.1
     """Ceiling of the first delay after every target failed; it doubles …"""
     backoff_max_s: float = 2.0

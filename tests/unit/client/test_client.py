@@ -371,6 +371,20 @@ async def test_a_silent_target_is_passed_over(router: FakeRouter, second: FakeRo
     assert [h.request_id for h in second.history] == ["r"]
 
 
+async def test_a_scheduler_that_hangs_while_idle_is_noticed(router: FakeRouter) -> None:
+    options = ClientOptions(
+        fail_open_after_s=0.2, connect_timeout_s=0.2, idle_ping_s=0.05, backoff_max_s=0.05
+    )
+    async with make_client(router, options=options) as client:
+        await client.wait_connected()
+        await eventually(lambda: client.stats.pings >= 3)
+        assert client.stats.unresponsive == 0
+        router.scene.hung = True
+        await eventually(lambda: client.stats.unresponsive == 1 and not client.connected)
+        await router.wake()
+        await eventually(lambda: client.connected)
+
+
 async def test_a_refused_credential_is_told_and_never_routed_around(router: FakeRouter) -> None:
     router.scene.stream_refusal = status_of(grpc.StatusCode.UNAUTHENTICATED, "NO_CREDENTIAL", "who?")
     async with make_client(router, options=FAST) as client:
