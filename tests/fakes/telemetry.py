@@ -35,7 +35,7 @@ class Stream:
 
 
 class FakeScheduler(TelemetryServicer):
-    """`refuse` is (code, details) for every stream; `mute` sends no Welcome; `deaf` reads nothing after the Hello."""
+    """`refuse` is (code, details) for every stream; `mute` sends no Welcome; `deaf` reads only the Hello."""
 
     def __init__(self, name="s1", interval_s=0.05):
         self.name, self.interval_s = name, interval_s
@@ -48,7 +48,7 @@ class FakeScheduler(TelemetryServicer):
     def stream(self):
         return self.streams[-1]
 
-    async def Connect(self, requests, context):
+    async def Connect(self, requests, context):  # noqa: N802 - gRPC's name
         stream = Stream(dict(context.invocation_metadata()))
         self.streams.append(stream)
         if self.refuse:

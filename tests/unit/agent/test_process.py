@@ -15,7 +15,7 @@ ENV = {
     "PYTHONPATH": os.pathsep.join(sys.path),
     "HEADWAY_AGENT_DEVICES": '[{"kind": "cpu"}, {"kind": "simulated"}]',
 }
-FOREIGN = {"sqlalchemy", "numpy", "psycopg", "typer", "yaml", "rich", "msgspec", "headway_scheduler"}
+FOREIGN = {"sqlalchemy", "numpy", "psycopg", "typer", "yaml", "msgspec", "headway_scheduler"}
 
 
 def test_the_agent_extra_alone_is_enough():
@@ -40,9 +40,12 @@ def test_dump_prints_one_sample_as_json():
 async def test_sigterm_ends_it_kindly():
     async with running_scheduler() as scheduler:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "headway_agent.main", env={**ENV, "HEADWAY_AGENT_SCHEDULERS": scheduler.address},
+            sys.executable,
+            "-m",
+            "headway_agent.main",
+            env={**ENV, "HEADWAY_AGENT_SCHEDULERS": scheduler.address},
             stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        )
         await eventually(lambda: scheduler.streams and scheduler.stream.of("sample"), timeout_s=30)
         process.send_signal(signal.SIGTERM)
         _, logged = await asyncio.wait_for(process.communicate(), 30)
