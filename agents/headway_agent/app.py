@@ -34,6 +34,7 @@ from headway_agent.stream import Backoff, Dialer, Pace, SchedulerStream
 log = structlog.get_logger(__name__)
 
 _GOODBYE_S = 3.0
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -131,6 +132,7 @@ class Agent:
             sampling = asyncio.create_task(self._sample(collector))
             streaming = [asyncio.create_task(stream.run()) for stream in self.streams]
             log.info("agent_started", node=self.config.node, schedulers=self.config.schedulers)
+            self._warn_of_plain_text()
             try:
                 # None of them ends before a stop, unless by a defect: then the agent ends, and says why.
                 await asyncio.wait({sampling, *streaming}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,6 +141,12 @@ class Agent:
                 await self._say_goodbye(streaming)
             await asyncio.gather(*(task for task in (sampling, *streaming) if not task.cancelled()))
         log.info("agent_stopped", node=self.config.node)
+
+    def _warn_of_plain_text(self) -> None:
+        """A token that crosses a network in the clear can be taken on its way."""
+        far = [s for s in self.config.schedulers if not s.startswith(_LOOPBACK)]
+        if far and self.config.tls is None and (self.config.token or self.config.token_file):
+            log.warning("token_sent_in_plain_text", schedulers=far)
 
     def stop(self) -> None:
         """End `run`, after a goodbye to every scheduler."""

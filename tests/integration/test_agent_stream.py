@@ -268,6 +268,21 @@ async def test_a_token_file_that_is_gone_is_no_crash(scheduler, tmp_path):
     assert scheduler.streams == []
 
 
+@pytest.mark.parametrize(
+    ("scheduler_at", "settings", "warned"),
+    [
+        ("192.0.2.1:7070", {"token": "t"}, True),
+        ("192.0.2.1:7070", {}, False),
+        ("127.0.0.1:1", {"token": "t"}, False),
+    ],
+)
+async def test_a_token_in_plain_text_over_a_network_is_warned_of(scheduler_at, settings, warned):
+    with structlog.testing.capture_logs() as logs:
+        async with running_agent(scheduler_at, **settings):
+            await eventually(lambda: [e for e in logs if e["event"] == "agent_started"])
+    assert bool([e for e in logs if e["event"] == "token_sent_in_plain_text"]) == warned
+
+
 def test_the_fastest_interval_wins_within_bounds():
     pace = Pace(1.0)
     pace.ask("a", 5.0)

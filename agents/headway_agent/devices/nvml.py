@@ -106,6 +106,7 @@ class _Child:
             stdout=asyncio.subprocess.PIPE,
             env=env,
             limit=_LINE_LIMIT_BYTES,
+            start_new_session=True,  # a Ctrl-C is for the agent, which then ends its child
         )
         return cls(process)
 
