@@ -175,7 +175,12 @@ class Agent:
 
 
 async def serve(config: AgentConfig) -> None:
-    """Run an agent until SIGTERM or SIGINT."""
+    """Run an agent until SIGTERM or SIGINT.
+
+    On asyncio's own loop, not uvloop's: that one starts processes with a plain fork, which runs gRPC's fork
+    handlers and now and then leaves the agent or its NVML process hanging. asyncio's uses vfork, and an agent is
+    no hot path.
+    """
     agent = Agent(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -200,14 +205,3 @@ async def dump(config: AgentConfig) -> str:
         },
         indent=2,
     )
-
-
-def run(config: AgentConfig) -> None:
-    """Serve on the fastest event loop that is installed."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:  # no wheel for this platform
-        asyncio.run(serve(config))
-    else:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(serve(config))

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.dump:
         print(asyncio.run(app.dump(config)))
     else:
-        app.run(config)
+        asyncio.run(app.serve(config))
 
 
 if __name__ == "__main__":

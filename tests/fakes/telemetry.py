@@ -53,7 +53,10 @@ class FakeScheduler(TelemetryServicer):
         self.streams.append(stream)
         if self.refuse:
             await context.abort(*self.refuse)
-        stream.messages.append(await anext(aiter(requests)))
+        hello = await anext(aiter(requests), None)
+        if hello is None:
+            return
+        stream.messages.append(hello)
         if not self.mute:
             interval = Duration(nanos=int(self.interval_s * 1e9))
             stream.send(welcome=pb.Welcome(scheduler=self.name, epoch="1", interval=interval))
