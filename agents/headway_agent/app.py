@@ -178,8 +178,8 @@ async def serve(config: AgentConfig) -> None:
     """Run an agent until SIGTERM or SIGINT.
 
     On asyncio's own loop, not uvloop's: that one starts processes with a plain fork, which runs gRPC's fork
-    handlers and now and then leaves the agent or its NVML process hanging. asyncio's uses vfork, and an agent is
-    no hot path.
+    handlers and now and then leaves the agent or its NVML process hanging. asyncio's uses vfork, and an agent
+    is no hot path.
     """
     agent = Agent(config)
     loop = asyncio.get_running_loop()

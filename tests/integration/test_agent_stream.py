@@ -209,25 +209,24 @@ async def test_an_engines_life_is_told(scheduler):
         ]
         async with running_agent(scheduler, engines=settings):
             await samples(scheduler, 1)
-            (endpoint,) = scheduler.stream.of("hello")[0].endpoints
-            assert (endpoint.hardware, endpoint.engine, list(endpoint.models)) == (
-                "a100-40g-8b",
-                "emulator",
-                ["m"],
-            )
-            assert endpoint.ready
-            assert len(endpoint.device_uuids) == 1
 
-            def last_change():
-                changes = scheduler.stream.of("endpoint_change")
-                return changes[-1].endpoint if changes else pb.EngineEndpoint()
+            def told():
+                """The endpoint as last told, by a Hello or a change."""
+                changes = [c.endpoint for c in scheduler.stream.of("endpoint_change")]
+                return [*scheduler.stream.of("hello")[0].endpoints, *changes][-1]
 
+            await eventually(lambda: told().ready)
+            assert (told().hardware, told().engine, list(told().models)) == ("a100-40g-8b", "emulator", ["m"])
+            assert len(told().device_uuids) == 1
             engine.pages["/health"] = 503
-            await eventually(lambda: last_change().address and not last_change().ready)
+            await eventually(lambda: not told().ready)
             engine.pages |= {"/health": "", "/metrics": "process_start_time_seconds 2\n"}
-            await eventually(lambda: last_change().ready and last_change().engine_boot_id == "2.000")
-            sample = scheduler.stream.of("sample")[-1].engines[0]
-            assert sample.running.missing == pb.MISSING_REASON_UNSUPPORTED
+            await eventually(lambda: told().ready and told().engine_boot_id == "2.000")
+
+            def running():
+                return scheduler.stream.of("sample")[-1].engines[0].running
+
+            await eventually(lambda: running().missing == pb.MISSING_REASON_UNSUPPORTED)
 
 
 async def test_the_token_file_is_read_at_each_connect(scheduler, tmp_path):
