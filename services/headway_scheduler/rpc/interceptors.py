@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 Context = ServicerContext[Any, Any]  # a context of any method's messages
 Handler = Callable[[Any, Context], Any]  # unary or streaming, of any messages
-RpcMethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic only in the stubs: quote its uses
+RpcMethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic only in the stubs
 
 
 def to_status(error: HeadwayError) -> status_pb2.Status:
@@ -78,7 +78,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["RpcMethodHandler | None"]],
+        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[RpcMethodHandler | None]"],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "RpcMethodHandler | None":
         """Wrap the method's handler, once for all its calls."""
