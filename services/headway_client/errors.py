@@ -12,7 +12,7 @@ _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class RouteRefused(Exception):  # noqa: N818  # the field's word: a refusal is an answer, not a fault
+class RouteRefused(Exception):  # the field's word: a refusal is an answer, not a fault
     """No endpoint was given.
 
     `code` is the gRPC status and `reason` the ErrorInfo reason (`SATURATED`, `UNKNOWN_MODEL`, …). Reasons

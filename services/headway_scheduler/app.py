@@ -127,8 +127,10 @@ class Scheduler:
 
     async def refresh(self) -> None:
         """Load the desired state afresh and apply it: the next Route sees it."""
-        self.desired = await self.store.load()
-        self._apply_desired()
+        loaded = await self.store.load()
+        if loaded.version >= self.desired.version:  # two loads may end in the other order
+            self.desired = loaded
+            self._apply_desired()
 
     def _apply_desired(self) -> None:
         known = {*self.desired.models, *(alias for m in self.desired.models.values() for alias in m.aliases)}

@@ -27,7 +27,7 @@ def draw(runs: list[Run], title: str, path: Path) -> None:
     figure, axes = pyplot.subplots(1, len(panels), squeeze=False, figsize=(12, 3.6), layout="constrained")
     figure.suptitle(title, fontsize=11)
     names = [run.strategy.replace("_", " ") for run in runs]
-    for axis, (label, values, form) in zip(axes.flat, panels, strict=True):
+    for axis, (label, values, form) in zip(list(axes.flat), panels, strict=True):
         known = [value or 0.0 for value in values]
         bars = axis.bar(names, known, color=[_BEFORE, _AFTER][: len(runs)], width=0.6)
         axis.bar_label(bars, [form.format(value) for value in known], padding=2)
