@@ -309,6 +309,8 @@ class Fleet:
         columns, slot = self.columns, endpoint.slot
         endpoint.sample, endpoint.ready = sample, sample.ready
         columns.sampled_at[slot] = now
+        columns.running[slot] = sample.running.or_nan()
+        columns.waiting[slot] = sample.waiting.or_nan()
         columns.kv_use[slot] = sample.kv_use.or_nan()
         if sample.running.value is not None:
             seen = sample.running.value + (sample.waiting.value or 0.0)
