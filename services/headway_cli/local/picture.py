@@ -18,7 +18,7 @@ def draw(runs: list[Run], title: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = (
+    panels: tuple[tuple[str, list[float | None], str], ...] = (
         ("TTFT mean, ms (lower is better)", [run.summary["ttft_ms"]["mean"] for run in runs], "{:.0f}"),
         ("TTFT p99, ms (lower is better)", [run.summary["ttft_ms"]["p99"] for run in runs], "{:.0f}"),
         ("Requests a second", [run.summary["requests_per_s"] for run in runs], "{:.2f}"),
