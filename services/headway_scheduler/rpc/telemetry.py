@@ -40,26 +40,34 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ConnectResponse]:
         """Hello first, then samples and events until the agent goes."""
-        scheduler = self._scheduler
+        fleet = self._scheduler.fleet
         node: Node | None = None
-        instance_id, draining = "", False
+        connection, draining, resync_asked = 0, False, False
         try:
             async for message in request_iterator:
                 kind = message.WhichOneof("message")
                 if kind == "hello":
-                    node, instance_id = await self._hello(message.hello), message.hello.instance_id
+                    if node is not None and node.id != message.hello.node:
+                        raise InvalidField("hello.node", f"this stream speaks for {node.id!r}")
+                    node = await self._hello(message.hello)
+                    connection, resync_asked = node.connection, False
                     yield pb.ConnectResponse(welcome=self._welcome())
                 elif node is None:
                     raise InvalidField("hello", "must be the first message")
-                elif scheduler.fleet.nodes.get(node.id) is not node:
-                    node = None
-                    yield pb.ConnectResponse(resync=pb.Resync())  # it was forgotten meanwhile
+                elif fleet.nodes.get(node.id) is not node:
+                    if (
+                        not resync_asked
+                    ):  # it was forgotten meanwhile; what is under way until the Hello counts for nothing
+                        resync_asked = True
+                        yield pb.ConnectResponse(resync=pb.Resync())
                     continue
+                elif node.connection != connection:
+                    raise DuplicateNode(node.id)  # a newer stream speaks for it
                 elif kind == "sample":
                     yield self._sample(node, message.sample)
                 else:
                     self._event(node, message)
-                if node is not None and draining != (node.state is SchedulingState.DRAINING):
+                if draining != (node.state is SchedulingState.DRAINING):
                     draining = not draining
                     yield pb.ConnectResponse(drain=pb.Drain(draining=draining))
         except HeadwayError as error:
@@ -67,7 +75,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             raise
         finally:
             if node is not None:
-                scheduler.fleet.disconnect(node.id, instance_id)
+                fleet.disconnect(node, connection)
                 log.info("agent_disconnected", node=node.id)
 
     async def _hello(self, message: pb.Hello) -> Node:
