@@ -18,6 +18,7 @@ _PANEL: Final = "Connection"
 _SCHEDULER_HELP: Final = "HOST:PORT of the scheduler."
 _TOKEN_HELP: Final = "A credential's token."  # noqa: S105 -- a text
 _CA_HELP: Final = "Speak TLS and trust this PEM file, or `system` for the system's roots."
+_SERVER_NAME_HELP: Final = "The name in the scheduler's certificate, where it is not the address."
 _TIMEOUT_HELP: Final = "Seconds that one call may take."
 
 _OUTPUT: Final = {
@@ -34,6 +35,9 @@ _CONNECTION: Final = {
     "token": Annotated[str | None, typer.Option(help=f"{_TOKEN_HELP} Default: HEADWAY_TOKEN.", rich_help_panel=_PANEL)],
     "ca": Annotated[
         str | None, typer.Option(metavar="FILE", help=f"{_CA_HELP} Default: HEADWAY_CA.", rich_help_panel=_PANEL)
+    ],
+    "server_name": Annotated[
+        str | None, typer.Option(help=f"{_SERVER_NAME_HELP} Default: HEADWAY_SERVER_NAME.", rich_help_panel=_PANEL)
     ],
     "timeout": Annotated[
         float | None,
@@ -53,11 +57,12 @@ def root_options(
     scheduler: Annotated[str, typer.Option(envvar="HEADWAY_SCHEDULER", help=_SCHEDULER_HELP)] = DEFAULT_SCHEDULER,
     token: Annotated[str, typer.Option(envvar="HEADWAY_TOKEN", help=_TOKEN_HELP)] = "",
     ca: Annotated[str, typer.Option(envvar="HEADWAY_CA", metavar="FILE", help=_CA_HELP)] = "",
+    server_name: Annotated[str, typer.Option(envvar="HEADWAY_SERVER_NAME", help=_SERVER_NAME_HELP)] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help=_TIMEOUT_HELP)] = DEFAULT_TIMEOUT_S,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")] = Output.TABLE,
 ) -> None:
     """Headway decides which GPU serves which LLM request. This is its command line."""
-    ctx.obj = Session(scheduler, token, ca, output, timeout)
+    ctx.obj = Session(scheduler, token, ca, server_name, output, timeout)
 
 
 def command(
@@ -118,6 +123,7 @@ def _session(ctx: typer.Context, given: dict[str, Any]) -> Session:
         scheduler=chosen("scheduler", base.scheduler),
         token=chosen("token", base.token),
         ca=chosen("ca", base.ca),
+        server_name=chosen("server_name", base.server_name),
         output=chosen("output", base.output),
         timeout_s=chosen("timeout", base.timeout_s),
     )

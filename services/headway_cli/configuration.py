@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from headway_cli.command import command, group
-from headway_cli.errors import CliError, FileProblems, Problem, UsageProblem
+from headway_cli.errors import FileProblems, NotInstalled, Problem, UsageProblem
 from headway_cli.output import print_plain, print_text
 from headway_cli.session import Output, Session
 
@@ -78,8 +78,7 @@ def _problems(process: Process, file: Path | None) -> list[Problem]:
     try:
         module: Any = importlib.import_module(loader.module)
     except ImportError as error:
-        extra = f"pip install 'headway[{process.value}]'"
-        raise CliError("NOT_INSTALLED", f"{error.name} is missing: {extra}") from None
+        raise NotInstalled(error, process.value) from None
     load: Callable[..., object] = getattr(module, loader.function)
     try:
         load(*([file] if loader.takes_file else []))

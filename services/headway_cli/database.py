@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headway_cli.command import command, group
-from headway_cli.errors import CliError, Unreachable
+from headway_cli.errors import CliError, NotInstalled, Unreachable
 from headway_cli.output import print_plain, print_text
 from headway_cli.session import Output, Session
 
@@ -72,7 +72,7 @@ def _database(url: str, data_dir: Path) -> Iterator[str]:
         from headway_scheduler.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
         from sqlalchemy.exc import ArgumentError
     except ImportError as error:
-        raise CliError("NOT_INSTALLED", f"{error.name} is missing: pip install 'headway[scheduler]'") from None
+        raise NotInstalled(error, "scheduler") from None
     try:
         if url:
             yield url

@@ -15,6 +15,7 @@ __all__ = [
     "USAGE",
     "CliError",
     "FileProblems",
+    "NotInstalled",
     "Problem",
     "Unreachable",
     "UsageProblem",
@@ -83,6 +84,14 @@ class Unreachable(CliError):
 
     def __init__(self, message: str) -> None:
         super().__init__("UNREACHABLE", message)
+
+
+class NotInstalled(CliError):
+    """A package of an extra is missing."""
+
+    def __init__(self, error: ImportError, extra: str) -> None:
+        package = (error.name or "a package").partition(".")[0]
+        super().__init__("NOT_INSTALLED", f"{package} is missing: pip install 'headway[{extra}]'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rich.text import Text
 from headway_cli.client import Client
 from headway_cli.command import command, group
 from headway_cli.messages import Plain, to_plain
-from headway_cli.output import console, print_plain, table, to_yaml
+from headway_cli.output import console, print_plain, show, table, to_yaml
 from headway_cli.session import Output, Session
 
 __all__ = ["fleet_app"]
@@ -65,7 +65,7 @@ def _show(session: Session, read: _Read, watch: bool, interval_s: float, count: 
     with session.client() as client:
         plain, renderable = read(client)
         if not watch and session.output is Output.TABLE:
-            console().print(renderable)
+            show(renderable)
         elif not watch:
             print_plain(session, plain)
         elif session.output is Output.TABLE:

@@ -281,7 +281,7 @@ def _assign(values: dict[str, Plain], descriptor: Fields, path: str, head: str, 
         if field is None or field.message_type is None or not isinstance(inner, dict):
             raise ValueError(f"{path}: {head!r} has no parts")
         if field.message_type.full_name == Struct.DESCRIPTOR.full_name:
-            _put(inner, rest, text, yaml.safe_load)
+            _put(inner, rest, text, _scalar_of(path))
         elif field.is_repeated:
             _put(inner, rest, text, str)
         else:

@@ -14,7 +14,7 @@ from rich.text import Text
 from headway_cli.messages import Plain
 from headway_cli.session import Output, Session
 
-__all__ = ["cell", "console", "print_item", "print_plain", "print_rows", "print_text", "table", "to_yaml"]
+__all__ = ["cell", "console", "print_item", "print_plain", "print_rows", "print_text", "show", "table", "to_yaml"]
 
 _PIPED_WIDTH: Final = 400
 _NOTHING: Final = "-"
@@ -26,12 +26,23 @@ def console() -> Console:
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
 
 
+def show(renderable: RenderableType) -> None:
+    """Print something of Rich's. In a pipe, no line ends with the blanks that fill a table up."""
+    screen = console()
+    if screen.is_terminal:
+        screen.print(renderable)
+        return
+    with screen.capture() as captured:
+        screen.print(renderable)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
 def print_rows(session: Session, rows: Sequence[_Row], columns: Sequence[str], empty: str) -> None:
     """A list: a table of some of its columns, or everything as JSON or YAML. `empty` is said of a list without rows."""
     if session.output is not Output.TABLE:
         print_plain(session, list(rows))
     elif rows:
-        console().print(table(rows, columns))
+        show(table(rows, columns))
     else:
         print_text(empty)
 
@@ -47,7 +58,7 @@ def print_item(session: Session, item: _Row) -> None:
     for key, value in item.items():
         if value not in ("", [], {}, None):
             grid.add_row(Text(key), Text(cell(value)))
-    console().print(grid)
+    show(grid)
 
 
 def print_plain(session: Session, value: Plain) -> None:

@@ -10,7 +10,7 @@ from headway_cli.client import Client
 from headway_cli.command import command
 from headway_cli.errors import CliError, UsageProblem, from_status
 from headway_cli.messages import Plain, to_plain
-from headway_cli.output import cell, console, print_item, print_plain, print_text, table
+from headway_cli.output import cell, print_item, print_plain, print_text, show, table
 from headway_cli.session import Output, Session
 
 __all__ = ["add_routing_commands"]
@@ -142,7 +142,7 @@ def _explain(
         print_plain(session, plain)
         return
     if response.rows:
-        console().print(table([_row(row) for row in response.rows], tuple(_row(pb.ExplainRow())), {"➜": "bold green"}))
+        show(table([_row(row) for row in response.rows], tuple(_row(pb.ExplainRow())), {"➜": "bold green"}))
     if response.HasField("decision"):
         print_text(_why(response.decision))
     if refusal:

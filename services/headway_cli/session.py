@@ -36,6 +36,8 @@ class Session:
     token: str = ""
     ca: str = ""
     """PEM file of the certificate authority, or `system`; empty: no TLS."""
+    server_name: str = ""
+    """The name in the scheduler's certificate, where it is not the address."""
     output: Output = Output.TABLE
     timeout_s: float = DEFAULT_TIMEOUT_S
 
@@ -46,9 +48,14 @@ class Session:
             yield Client(channel, scheduler=self.scheduler, token=self.token, timeout_s=self.timeout_s)
 
     def _channel(self) -> grpc.Channel:
-        options = [("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.enable_http_proxy", 0)]
+        options: list[tuple[str, int | str]] = [
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.enable_http_proxy", 0),
+        ]
         if not self.ca:
             return grpc.insecure_channel(self.scheduler, options)
+        if self.server_name:
+            options.append(("grpc.ssl_target_name_override", self.server_name))
         return grpc.secure_channel(self.scheduler, grpc.ssl_channel_credentials(self._roots()), options)
 
     def _roots(self) -> bytes | None:

@@ -29,7 +29,8 @@ def problems(text):
         ("kind: Tenant\nname: a\nname: b\n", "f.yaml:3: document 1 (Tenant b): name: is there twice"),
         (
             "kind: Tenant\nname: a\nquotas:\n  max_inflight: many\n",
-            "f.yaml:4: document 1 (Tenant a): quotas.max_inflight: must be a whole number from 0 to 4294967295, not 'many'",
+            "f.yaml:4: document 1 (Tenant a): quotas.max_inflight: "
+            "must be a whole number from 0 to 4294967295, not 'many'",
         ),
         (
             "kind: Tenant\nname: a\nquotas:\n  speed: 1\n",
@@ -49,7 +50,7 @@ def problems(text):
         ),
         (
             "kind: GpuGroup\nname: g\nselector:\n  on: yes\n",
-            "f.yaml:4: document 1 (GpuGroup g): selector.True: must be text, not true: put it in quotes",
+            "f.yaml:3: document 1 (GpuGroup g): selector.True: must be text, not true: put it in quotes",
         ),
         (
             "kind: Binding\nname: a/b\nmode: loose\n",
@@ -62,7 +63,8 @@ def problems(text):
         ),
         (
             "kind: Credential\nname: c\nexpire_time: tomorrow\n",
-            "f.yaml:3: document 1 (Credential c): expire_time: must be a time like 2027-01-31T12:00:00Z, not 'tomorrow'",
+            "f.yaml:3: document 1 (Credential c): expire_time: "
+            "must be a time like 2027-01-31T12:00:00Z, not 'tomorrow'",
         ),
         ("kind: &x\n  a: *x\n", "f.yaml: is no YAML: an alias stands within what it names"),
         ("kind: !!python/object:os.system {}\n", None),
