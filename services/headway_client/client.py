@@ -99,8 +99,7 @@ class HeadwayClient:
         """Begin to connect; needs a running event loop. Calls may be made at once, they wait."""
         self._silent_since = self._clock()
         self._tasks = [
-            asyncio.create_task(work)
-            for work in (self._connection.run(), self._watch(), self._ping_when_idle())
+            asyncio.create_task(work) for work in (self._connection.run(), self._watch(), self._ping_when_idle())
         ]
 
     async def close(self) -> None:

@@ -131,9 +131,7 @@ class Connection:
         self._listener.lost()
         return self._clock() - welcomed_at >= STABLE_AFTER_S
 
-    async def _exchange(
-        self, stream: "grpc.aio.StreamStreamCall[Any, Any]", leaving: asyncio.Future[None]
-    ) -> None:
+    async def _exchange(self, stream: "grpc.aio.StreamStreamCall[Any, Any]", leaving: asyncio.Future[None]) -> None:
         """Read and write until the stream ends or is to be left."""
         reader = asyncio.create_task(self._read(stream))
         writer = asyncio.create_task(self._write(stream))

@@ -544,6 +544,4 @@ async def test_no_request_is_lost_while_the_scheduler_dies_hangs_and_an_engine_g
     await asyncio.gather(*users)
     assert statuses == [(200, "".join(WORDS))] * 200
     await eventually(lambda: stack.gateway.client.live == 0)
-    await stack.router.until(
-        lambda: not [h for h in stack.router.live.values() if h.owner in stack.router.owners]
-    )
+    await stack.router.until(lambda: not [h for h in stack.router.live.values() if h.owner in stack.router.owners])

@@ -138,7 +138,8 @@ class RouteStreamSession:
         task.add_done_callback(self._resumes.discard)
 
     async def _resume(self, message: pb.ResumedReservation) -> None:
-        self._out.resume_results.append(await self._resumer.resume(message, self._principal, self._owner))
+        result = await self._resumer.resume(message, self._principal, self._owner)
+        self._out.resume_results.append(result)  # the message to come, which may be another than before the wait
         self._wake(1)
 
     # Out

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,9 +24,13 @@ FEW = ArticleWorkload(sessions=8, turns=1, concurrency=8, output_tokens=20, seed
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[LocalStack]:
+def stack() -> Iterator[LocalStack]:
     nodes = (NodeOptions("node-a", "gold", 2), NodeOptions("node-b", "silver", 2))
-    with LocalStack(StackOptions(tmp_path, nodes=nodes, speedup=5.0)) as running:
+    # Not tmp_path: pytest closes its parent to the user that Postgres runs as.
+    with (
+        tempfile.TemporaryDirectory(prefix="hw-stack-") as directory,
+        LocalStack(StackOptions(Path(directory), nodes=nodes, speedup=5.0)) as running,
+    ):
         yield running
 
 

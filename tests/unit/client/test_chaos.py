@@ -10,9 +10,7 @@ from headway.routing.v1 import routing_pb2 as pb
 from headway_client import ClientOptions, HeadwayClient, RouteRefused
 
 ADDRESSES = [f"10.0.0.{i}:8000" for i in range(1, 5)]
-OPTIONS = ClientOptions(
-    fail_open_after_s=0.1, connect_timeout_s=0.1, backoff_initial_s=0.005, backoff_max_s=0.02
-)
+OPTIONS = ClientOptions(fail_open_after_s=0.1, connect_timeout_s=0.1, backoff_initial_s=0.005, backoff_max_s=0.02)
 
 
 async def use(client: HeadwayClient, rng: random.Random, number: int) -> str:

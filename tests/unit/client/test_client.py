@@ -364,9 +364,7 @@ async def test_a_silent_target_is_passed_over(router: FakeRouter, second: FakeRo
 
 
 async def test_a_scheduler_that_hangs_while_idle_is_noticed(router: FakeRouter) -> None:
-    options = ClientOptions(
-        fail_open_after_s=0.2, connect_timeout_s=0.2, idle_ping_s=0.05, backoff_max_s=0.05
-    )
+    options = ClientOptions(fail_open_after_s=0.2, connect_timeout_s=0.2, idle_ping_s=0.05, backoff_max_s=0.05)
     async with make_client(router, options=options) as client:
         await client.wait_connected()
         await eventually(lambda: client.stats.pings >= 3)
