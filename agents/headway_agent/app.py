@@ -157,9 +157,18 @@ class Agent:
             collected = await collector.collect(self.pace.interval_s)
             for stream in self.streams:
                 stream.outbox.offer(collected)
+            self._show_health()
             due = max(due + self.pace.interval_s, self.clock())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), due - self.clock())
+
+    def _show_health(self) -> None:
+        """Sampling and connected: touch the health file."""
+        if self.config.health_file is not None and any(stream.connected for stream in self.streams):
+            try:
+                self.config.health_file.touch()
+            except OSError as error:
+                log.warning("health_file_not_touched", path=str(self.config.health_file), problem=error.strerror)
 
     async def _say_goodbye(self, tasks: list[asyncio.Task[None]]) -> None:
         for stream, task in zip(self.streams, tasks, strict=True):

@@ -233,6 +233,8 @@ class AgentConfig(BaseSettings):
     devices: list[Annotated[DeviceSettings, Field(discriminator="kind")]] = []
     engines: list[EngineSettings] = []
     probe: ProbeSettings = ProbeSettings()
+    health_file: Path | None = None
+    """Touched after each sample while a scheduler is connected: its age tells a health check how the agent does."""
     log_format: Literal["json", "text"] = "json"
 
     @field_validator("schedulers", mode="before")

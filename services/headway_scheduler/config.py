@@ -1,15 +1,20 @@
 """The scheduler's configuration: environment variables `HEADWAY_SCHEDULER_…`, read here only."""
 
 import ipaddress
+import os
 import secrets
 import socket
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Final, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from headway_scheduler.bootstrap import Bootstrap, read_bootstrap
 
 __all__ = ["Config", "ConfigError", "load"]
+
+_PREFIX: Final = "HEADWAY_SCHEDULER_"
 
 
 class ConfigError(Exception):
@@ -19,7 +24,7 @@ class ConfigError(Exception):
 class Config(BaseSettings):
     """Every setting; the environment variable is the name in capitals after `HEADWAY_SCHEDULER_`."""
 
-    model_config = SettingsConfigDict(env_prefix="HEADWAY_SCHEDULER_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
 
     name: str = Field(default_factory=socket.gethostname, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
     """In reservation ids and Fleet; unique among schedulers."""
@@ -40,6 +45,8 @@ class Config(BaseSettings):
     """Listen beyond loopback without TLS. For networks that are private by other means."""
     require_credentials: bool | None = None
     """Unset: required when listening beyond loopback."""
+    bootstrap: Annotated[Bootstrap, NoDecode, BeforeValidator(read_bootstrap)] = Bootstrap()
+    """A TOML file of credentials to create where they are missing; docs/deploy/bootstrap.md explains it."""
     time_scale: float = Field(1.0, gt=0, le=10_000)
     """The engines' speed-up: an emulated fleet's times are life's divided by this."""
     telemetry_interval_s: float = Field(1.0, ge=0.05, le=60)
@@ -94,15 +101,28 @@ class Config(BaseSettings):
 
 def load() -> Config:
     """Read the environment. Raises ConfigError with every problem and the variable it is in."""
+    problems = _unknown_variables()
     try:
-        return Config()
+        config = Config()
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            place = ".".join(str(part) for part in problem["loc"])
-            variable = place if place.startswith("HEADWAY_") else f"HEADWAY_SCHEDULER_{place.upper()}"
-            lines.append(f"{variable if place else 'HEADWAY_SCHEDULER_*'}: {problem['msg']}")
-        raise ConfigError("\n".join(lines)) from None
+        problems += [_problem(item["loc"], item["msg"]) for item in error.errors()]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def _problem(loc: tuple[int | str, ...], message: str) -> str:
+    """`HEADWAY_SCHEDULER_LISTEN: …`; inside a file that a variable names: `HEADWAY_SCHEDULER_BOOTSTRAP: a.b: …`."""
+    place, *inside = (str(part) for part in loc or ("*",))
+    variable = place if place.startswith("HEADWAY_") else f"{_PREFIX}{place.upper()}"
+    return ": ".join([variable, *([".".join(inside)] if inside else []), message])
+
+
+def _unknown_variables() -> list[str]:
+    fields = Config.model_fields.items()
+    known = {f"{_PREFIX}{name.upper()}" for name, field in fields if field.validation_alias is None}
+    present = (name for name in sorted(os.environ) if name.upper().startswith(_PREFIX))
+    return [f"{name}: no such setting" for name in present if name.upper() not in known]
 
 
 def _is_address(address: str) -> bool:

@@ -61,6 +61,28 @@ async def test_hello_then_numbered_samples(scheduler):
     assert {d.uuid for d in got[0].devices} == {d.uuid for d in hello.devices}
 
 
+async def test_the_health_file_is_touched_while_a_scheduler_is_connected(scheduler, tmp_path):
+    file = tmp_path / "healthy"
+    async with running_agent(scheduler, health_file=file):
+        touched = (await eventually(lambda: file.exists() and file.stat())).st_mtime_ns
+        await eventually(lambda: file.stat().st_mtime_ns > touched)
+
+
+async def test_without_a_scheduler_the_health_file_is_not_touched(tmp_path):
+    file = tmp_path / "healthy"
+    async with running_agent("127.0.0.1:1", health_file=file) as agent:
+        (stream,) = agent.streams
+        await eventually(lambda: stream.outbox.waiting)
+    assert not file.exists()
+
+
+async def test_a_health_file_that_cannot_be_written_stops_nothing(scheduler, tmp_path):
+    with structlog.testing.capture_logs() as logs:
+        async with running_agent(scheduler, health_file=tmp_path / "absent" / "healthy"):
+            await eventually(lambda: [line for line in logs if line["event"] == "health_file_not_touched"])
+            await samples(scheduler, 3)
+
+
 async def test_a_stop_closes_the_stream_kindly(scheduler):
     async with running_agent(scheduler):
         await samples(scheduler, 1)
