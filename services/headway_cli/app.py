@@ -8,6 +8,7 @@ from headway_cli.configuration import configuration_app
 from headway_cli.database import database_app
 from headway_cli.fleet import fleet_app
 from headway_cli.live import add_audit, add_credential_verbs, live_apps
+from headway_cli.local.commands import add_local_commands
 from headway_cli.resources import resource_apps
 from headway_cli.routing import add_routing_commands
 from headway_cli.strategies import add_strategy_verbs
@@ -29,8 +30,8 @@ def build() -> typer.Typer:
     add_credential_verbs(resources["credentials"])
     for group in (*resources.values(), *live_apps().values(), fleet_app(), database_app(), configuration_app()):
         app.add_typer(group)
-    # The local stack (`up`, `demo`, `replay`) joins here: app.add_typer(local_app())
     add_file_commands(app)
     add_routing_commands(app)
     add_audit(app)
+    add_local_commands(app)
     return app
