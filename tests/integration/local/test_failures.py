@@ -33,6 +33,21 @@ def stack() -> Iterator[LocalStack]:
         LocalStack(StackOptions(Path(directory), nodes=nodes, speedup=5.0)) as running,
     ):
         yield running
+        check_no_prompt_in_logs(running)
+
+
+def check_no_prompt_in_logs(stack: LocalStack) -> None:
+    """Whatever went wrong, no process wrote a word of a prompt."""
+    logs = {path.name: path.read_text() for path in stack.run_dir.glob("*.log")}
+    assert logs["scheduler.log"]
+    assert logs["gateway.log"]
+    prompts = [
+        next(workload.conversation(n)).messages[0]["content"]
+        for workload in (WORKLOAD, FEW)
+        for n in range(workload.sessions)
+    ]
+    told = [(name, prompt[:24]) for name, text in logs.items() for prompt in prompts if prompt[20:60] in text]
+    assert told == []
 
 
 @asynccontextmanager
