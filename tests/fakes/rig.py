@@ -140,8 +140,8 @@ class Rig:
         known = self.scheduler.intake.desired.tenants[tenant]
         prompt = None if text is None else TextPrompt(text.encode())
         tokens = 100 if prompt is None else max(1, round(len(prompt.data) / 4))
-        parts = {"prompt": prompt, "prompt_tokens": tokens, "priority": known.priority} | changes
-        return Request(request_id or self.ledger.new_id(), tenant, known.domain, MODEL, **parts)
+        parts = {"domain": known.domain, "prompt": prompt, "prompt_tokens": tokens, "priority": known.priority}
+        return Request(request_id or self.ledger.new_id(), tenant, model=MODEL, **(parts | changes))
 
     def submit(self, request, owner=None, deadline=None):
         tenant = self.scheduler.intake.desired.tenants[request.tenant]
