@@ -166,10 +166,11 @@ class HeadwayClient:
         if self._refusal is not None:
             self.stats.refusals += 1
             raise _again(self._refusal)
+        self._calls[call.id] = call
         if self._is_overdue(self._clock()):
             self._route_alone(call)
-            return call.future.result()
-        self._calls[call.id] = call
+            if call.future.done():
+                return call.future.result()
         self._has_calls.set()
         self._outbox.route(call)
         try:
@@ -178,6 +179,8 @@ class HeadwayClient:
         except TimeoutError:
             self._abandon(call)
             self.stats.refusals += 1
+            if self._is_overdue(self._clock()) and self._alone.is_empty:
+                raise _no_scheduler(self._options.fail_open) from None
             message = f"no endpoint within {timeout_s} s"
             raise RouteRefused(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE", message) from None
         except asyncio.CancelledError:
@@ -362,6 +365,9 @@ class HeadwayClient:
         return not self._accepting and now - self._silent_since >= self._options.fail_open_after_s
 
     def _route_alone(self, call: Call) -> None:
+        """Route by the view; while there is none, a call with a deadline waits on: a scheduler may be back in time."""
+        if self._options.fail_open and call.timeout_s is not None and self._alone.is_empty:
+            return
         response = None
         if self._options.fail_open:
             response = self._alone.choose(call.request, f"{FAIL_OPEN_PREFIX}{call.request.request_id}")

@@ -44,8 +44,19 @@ class FailOpenRouter:
         """The last view, None before the first."""
         return self._view
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to route on: no view yet, or one of a fleet without endpoints."""
+        return self._view is None or not self._view.endpoints
+
     def update(self, view: pb.FailOpenView) -> None:
-        """Take a new view; its in-flight counts include what this client has running now."""
+        """Take a new view; its in-flight counts include what this client has running now.
+
+        An empty one does not replace one that offers something: a scheduler that just started has met no agent yet,
+        and the view counts only once it is gone again.
+        """
+        if not self.is_empty and not view.endpoints:
+            return
         self._view = view
         self._own_at_view = self._own.copy()
         self._pools.clear()

@@ -32,7 +32,7 @@ __all__ = ["RouteStreamSession"]
 _MAX_UNREAD: Final = 4096
 """Answers a client has not read: beyond it the session reads no more requests until it catches up."""
 _REMEMBERED_CALLS: Final = 10_000
-_VIEW_INTERVAL_S: Final = 1.0
+_VIEW_INTERVAL_S: Final = 0.2
 
 log = structlog.get_logger()
 

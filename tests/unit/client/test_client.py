@@ -421,6 +421,26 @@ async def test_without_any_scheduler_and_view_it_is_unavailable() -> None:
             await client.route(ask())
 
 
+async def test_without_any_view_a_call_with_a_deadline_waits_for_a_scheduler(router: FakeRouter) -> None:
+    await router.kill()
+    async with make_client(router, options=FAST) as client:
+        with pytest.raises(RouteRefused, match="NO_SCHEDULER"):
+            await client.route(ask("gone"), timeout_s=1)
+        waiting = asyncio.create_task(client.route(ask("kept"), timeout_s=20))
+        await eventually(lambda: client.stats.connect_failures > 2)
+        assert not waiting.done()
+        await router.start()
+        assert (await waiting).endpoint.address == A
+
+
+async def test_an_empty_view_does_not_replace_one_that_offers_something(router: FakeRouter) -> None:
+    async with make_client(router, options=FAST) as client:
+        await client.wait_connected()
+        client._alone.update(pb.FailOpenView())
+        await router.kill()
+        assert (await client.route(ask())).fail_open
+
+
 def test_targets_are_required() -> None:
     with pytest.raises(ValueError, match="targets"):
         HeadwayClient([])
