@@ -80,7 +80,9 @@ def gpu(uuid, memory=100.0, kind=DeviceKind.GPU, **changes):
 
 
 def engine_sample(of, running=UNKNOWN, waiting=UNKNOWN, kv_use=UNKNOWN, ready=True):
-    values = [each if isinstance(each, Measurement) else Measurement(float(each)) for each in (running, waiting, kv_use)]
+    values = [
+        each if isinstance(each, Measurement) else Measurement(float(each)) for each in (running, waiting, kv_use)
+    ]
     return EngineSample(of.address, of.dp_rank, *values, ready=ready)
 
 

@@ -59,7 +59,9 @@ async def test_pages(served):
     async def names(**fields):
         found, token = [], ""
         while True:
-            response = await served.fleet.ListEndpoints(pb.ListEndpointsRequest(page_size=2, page_token=token, **fields))
+            response = await served.fleet.ListEndpoints(
+                pb.ListEndpointsRequest(page_size=2, page_token=token, **fields)
+            )
             assert len(response.endpoints) <= 2
             found += [state.name for state in response.endpoints]
             token = response.next_page_token

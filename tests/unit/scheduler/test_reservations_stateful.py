@@ -113,7 +113,9 @@ class Reservations(RuleBasedStateMachine):
     @rule(n=st.integers(0, 1000))
     def cancel(self, n):
         decision = self.pick(n)
-        self.rig.dispatcher.give_back(decision.reservation_id, self.owner_of[decision.reservation_id], self.rig.clock.now)
+        self.rig.dispatcher.give_back(
+            decision.reservation_id, self.owner_of[decision.reservation_id], self.rig.clock.now
+        )
 
     @precondition(lambda self: self.waiters)
     @rule(n=st.integers(0, 1000))
