@@ -26,6 +26,7 @@ from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.strategies.catalog import BUILT_IN
 
 MODEL = "m"
+NO_USAGE = Usage()
 
 
 class Clock:
@@ -175,7 +176,7 @@ class Rig:
     def served_by(self, decision, endpoint):
         return self.report(decision, ServedBy(endpoint))
 
-    def finish(self, decision, outcome=Outcome.SUCCESS, usage=Usage(), owner=None, **changes):
+    def finish(self, decision, outcome=Outcome.SUCCESS, usage=NO_USAGE, owner=None, **changes):
         return self.report(decision, Finished(outcome, usage, **changes), owner)
 
     def where(self, decision):

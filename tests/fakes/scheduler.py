@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import grpc
+from fakes.waiting import eventually
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from headway.admin.v1 import admin_pb2 as apb
@@ -17,8 +18,6 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
 from headway_scheduler.rpc.server import GrpcServer
 from headway_scheduler.store.postgres import PostgresStore
-
-from fakes.waiting import eventually
 
 BIG = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
