@@ -28,6 +28,7 @@ from headway_scheduler.errors import (
     QueueFull,
     RequestIdInUse,
     Saturated,
+    unexpected,
 )
 from headway_scheduler.fleet.columns import FloatColumn, Slots
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
@@ -185,6 +186,10 @@ class Dispatcher:
                 decision = self._dispatch(hold.work, now)
             except HeadwayError:
                 decision = None  # its pool is gone for now; it may come back before the hold expires
+            except Exception as error:  # it fails alone, and must not stop every pass before those behind it
+                self._let_go(hold)
+                hold.settle(unexpected(error))
+                continue
             if decision is None:
                 full.add(part)
             elif self.holds.remove(hold):

@@ -86,5 +86,5 @@ async def test_no_prompt_in_logs(database_url, log, monkeypatch):
     text = log.getvalue()
     assert "strategy_tripped" in text
     assert "rpc_failed" in text
-    assert "route_failed" in text
+    assert "request_failed" in text
     assert not leaks(text)
