@@ -1,15 +1,19 @@
 """The scheduler's configuration: environment variables `HEADWAY_SCHEDULER_…`, read here only."""
 
 import ipaddress
+import os
 import secrets
 import socket
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 __all__ = ["Config", "ConfigError", "load"]
+
+
+_PREFIX: Final = "HEADWAY_SCHEDULER_"
 
 
 class ConfigError(Exception):
@@ -19,7 +23,7 @@ class ConfigError(Exception):
 class Config(BaseSettings):
     """Every setting; the environment variable is the name in capitals after `HEADWAY_SCHEDULER_`."""
 
-    model_config = SettingsConfigDict(env_prefix="HEADWAY_SCHEDULER_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="forbid", frozen=True)
 
     name: str = Field(default_factory=socket.gethostname, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")
     """In reservation ids and Fleet; unique among schedulers."""
@@ -94,15 +98,25 @@ class Config(BaseSettings):
 
 def load() -> Config:
     """Read the environment. Raises ConfigError with every problem and the variable it is in."""
+    lines = [f"{variable}: there is no such setting" for variable in sorted(_unknown_variables())]
     try:
-        return Config()
+        config = Config()
     except ValidationError as error:
-        lines = []
         for problem in error.errors():
             place = ".".join(str(part) for part in problem["loc"])
-            variable = place if place.startswith("HEADWAY_") else f"HEADWAY_SCHEDULER_{place.upper()}"
-            lines.append(f"{variable if place else 'HEADWAY_SCHEDULER_*'}: {problem['msg']}")
+            variable = place if place.startswith("HEADWAY_") else f"{_PREFIX}{place.upper()}"
+            lines.append(f"{variable if place else f'{_PREFIX}*'}: {problem['msg']}")
         raise ConfigError("\n".join(lines)) from None
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return config
+
+
+def _unknown_variables() -> set[str]:
+    """Variables of ours that name no setting: pydantic-settings passes over them in silence."""
+    fields = Config.model_fields.items()
+    known = {f"{_PREFIX}{name.upper()}" for name, field in fields if field.validation_alias is None}
+    return {name for name in os.environ if name.upper().startswith(_PREFIX) and name.upper() not in known}
 
 
 def _is_address(address: str) -> bool:
