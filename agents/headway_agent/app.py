@@ -34,6 +34,7 @@ from headway_agent.stream import Backoff, Dialer, Pace, SchedulerStream
 log = structlog.get_logger(__name__)
 
 _GOODBYE_S = 3.0
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -129,6 +130,7 @@ class Agent:
             sampling = asyncio.create_task(self._sample(collector))
             streaming = [asyncio.create_task(stream.run()) for stream in self.streams]
             log.info("agent_started", node=self.config.node, schedulers=self.config.schedulers)
+            self._warn_of_plain_text()
             try:
                 # None of them ends before a stop, unless by a defect: then the agent ends, and says why.
                 await asyncio.wait({sampling, *streaming}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,6 +139,12 @@ class Agent:
                 await self._say_goodbye(streaming)
             await asyncio.gather(*(task for task in (sampling, *streaming) if not task.cancelled()))
         log.info("agent_stopped", node=self.config.node)
+
+    def _warn_of_plain_text(self) -> None:
+        """A token that crosses a network in the clear can be taken on its way."""
+        far = [s for s in self.config.schedulers if not s.startswith(_LOOPBACK)]
+        if far and self.config.tls is None and (self.config.token or self.config.token_file):
+            log.warning("token_sent_in_plain_text", schedulers=far)
 
     def stop(self) -> None:
         """End `run`, after a goodbye to every scheduler."""
@@ -149,9 +157,18 @@ class Agent:
             collected = await collector.collect(self.pace.interval_s)
             for stream in self.streams:
                 stream.outbox.offer(collected)
+            self._show_health()
             due = max(due + self.pace.interval_s, self.clock())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), due - self.clock())
+
+    def _show_health(self) -> None:
+        """Sampling and connected: touch the health file."""
+        if self.config.health_file is not None and any(stream.connected for stream in self.streams):
+            try:
+                self.config.health_file.touch()
+            except OSError as error:
+                log.warning("health_file_not_touched", path=str(self.config.health_file), problem=error.strerror)
 
     async def _say_goodbye(self, tasks: list[asyncio.Task[None]]) -> None:
         for stream, task in zip(self.streams, tasks, strict=True):
@@ -165,7 +182,12 @@ class Agent:
 
 
 async def serve(config: AgentConfig) -> None:
-    """Run an agent until SIGTERM or SIGINT."""
+    """Run an agent until SIGTERM or SIGINT.
+
+    On asyncio's own loop, not uvloop's: that one starts processes with a plain fork, which runs gRPC's fork
+    handlers and now and then leaves the agent or its NVML process hanging. asyncio's uses vfork, and an agent
+    is no hot path.
+    """
     agent = Agent(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -188,14 +210,3 @@ async def dump(config: AgentConfig) -> str:
         },
         indent=2,
     )
-
-
-def run(config: AgentConfig) -> None:
-    """Serve on the fastest event loop that is installed."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:  # no wheel for this platform
-        asyncio.run(serve(config))
-    else:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(serve(config))

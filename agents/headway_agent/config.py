@@ -18,6 +18,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    FilePath,
     ValidationError,
     field_validator,
     model_validator,
@@ -166,7 +167,7 @@ class EngineSettings(_Section):
     """Overrides what the engine lists."""
     max_num_seqs: int | None = Field(default=None, gt=0)
     """How many sequences it runs at once: vLLM does not publish it."""
-    api_key_file: Path | None = None
+    api_key_file: FilePath | None = None
     """A bearer token for the engine's own API."""
 
     @property
@@ -232,6 +233,8 @@ class AgentConfig(BaseSettings):
     devices: list[Annotated[DeviceSettings, Field(discriminator="kind")]] = []
     engines: list[EngineSettings] = []
     probe: ProbeSettings = ProbeSettings()
+    health_file: Path | None = None
+    """Touched after each sample while a scheduler is connected: its age tells a health check how the agent does."""
     log_format: Literal["json", "text"] = "json"
 
     @field_validator("schedulers", mode="before")

@@ -21,13 +21,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = load(arguments.config)
     except ConfigError as error:
         sys.exit("\n".join(error.problems))
-    app.configure_logs(config.log_format)
     if arguments.validate:
         print("the configuration is valid")
-    elif arguments.dump:
+        return
+    app.configure_logs(config.log_format)
+    if arguments.dump:
         print(asyncio.run(app.dump(config)))
     else:
-        app.run(config)
+        asyncio.run(app.serve(config))
 
 
 if __name__ == "__main__":

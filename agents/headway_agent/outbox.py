@@ -1,8 +1,8 @@
 """What waits to be sent to one scheduler: bounded, however slow the scheduler is.
 
 Of samples only the newest is kept. Events are kept until a later sample is acknowledged, since the stream is
-in order; after a reconnect those not yet confirmed go again. A Hello is the full state, so it replaces endpoint
-changes.
+in order; after a reconnect those not yet confirmed go again. A Hello is the full state, so it replaces
+endpoint changes.
 """
 
 import asyncio

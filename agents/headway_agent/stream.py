@@ -173,7 +173,7 @@ class SchedulerStream:
             return StreamEndedError(f"cannot read a credential: {error}")
 
     async def _talk(self, call: Call) -> NoReturn:
-        """Hello, Welcome, then both directions at once. Raises StreamEndedError, or gRPC's own, when it is over."""
+        """Hello, Welcome, then both directions. Raises StreamEndedError or gRPC's own error at its end."""
         self.outbox.begin()
         writer = asyncio.create_task(self._write_hello(call))
         try:

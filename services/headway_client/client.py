@@ -6,23 +6,22 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
 import structlog
 from headway.routing.v1 import routing_pb2 as pb
-from headway.routing.v1 import routing_pb2_grpc
 
-from headway_client.backoff import Backoff
+from headway_client.connection import STABLE_AFTER_S, Connection
 from headway_client.errors import RouteRefused, refusal_from_rpc, refusal_from_status
 from headway_client.failopen import FailOpenRouter
+from headway_client.options import ClientOptions
 from headway_client.outbox import Call, Outbox
 from headway_client.reservation import Reservation
 from headway_client.stats import ClientStats
 
-__all__ = ["ClientOptions", "HeadwayClient"]
+__all__ = ["HeadwayClient"]
 
 log = structlog.get_logger(__name__)
 
@@ -33,36 +32,7 @@ _ELSEWHERE = frozenset({"STANDBY", "SHUTTING_DOWN"})
 """Reasons that say: ask another scheduler."""
 _NOT_FOR_US = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 """A scheduler that answers so is there: routing without it would be routing against it."""
-_STABLE_AFTER_S = 1.0
 _MAX_UNSETTLED = 10_000
-
-_CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    # The client has its own backoff; gRPC's would only be added to it.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """How the client behaves when schedulers do not."""
-
-    fail_open: bool = True
-    """Whether to route alone while no scheduler answers; otherwise such calls raise UNAVAILABLE."""
-    fail_open_after_s: float = 1.0
-    """How long no scheduler may answer before that."""
-    connect_timeout_s: float = 2.0
-    """How long a scheduler may take to welcome a stream."""
-    backoff_initial_s: float = 0.1
-    backoff_max_s: float = 2.0
-    close_timeout_s: float = 2.0
-    """How long `close` waits for the last reports to be taken."""
 
 
 class HeadwayClient:
@@ -87,15 +57,15 @@ class HeadwayClient:
         if not targets:
             raise ValueError("targets: at least one scheduler is required")
         self.stats = ClientStats()
-        self._targets = tuple(targets)
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._options = options or ClientOptions()
-        self._credentials = credentials
         self._clock = clock
         self._wall_clock = wall_clock
         self._rng = rng or random.Random()
         self._alone = FailOpenRouter(self._rng)
         self._outbox = Outbox(self.stats)
+        self._connection = Connection(
+            targets, token, credentials, self._options, self._outbox, self.stats, self, clock, self._rng
+        )
         self._ids = itertools.count(1)
         self._calls: dict[int, Call] = {}
         self._has_calls = asyncio.Event()
@@ -105,10 +75,9 @@ class HeadwayClient:
         self._welcome: pb.StreamWelcome | None = None
         self._changed = asyncio.Event()
         self._accepting = False
-        self._leaving: asyncio.Future[None] | None = None
         self._draining = False
         self._silent_since = clock()
-        self._welcomed_at = self._heard_at = self._silent_since
+        self._welcomed_at = self._heard_at = self._owed_since = self._silent_since
         self._ping_at: float | None = None
         self._refusal: RouteRefused | None = None
         self._was_alone = False
@@ -129,7 +98,9 @@ class HeadwayClient:
     def start(self) -> None:
         """Begin to connect; needs a running event loop. Calls may be made at once, they wait."""
         self._silent_since = self._clock()
-        self._tasks = [asyncio.create_task(self._keep_connected()), asyncio.create_task(self._watch())]
+        self._tasks = [
+            asyncio.create_task(work) for work in (self._connection.run(), self._watch(), self._ping_when_idle())
+        ]
 
     async def close(self) -> None:
         """End every reservation that is left as CANCELLED, send the last reports, and close the stream."""
@@ -232,82 +203,10 @@ class HeadwayClient:
         if not self._calls:
             self._has_calls.clear()
 
-    # the stream
+    # what the connection tells (StreamListener)
 
-    async def _keep_connected(self) -> None:
-        backoff = Backoff(self._rng, self._options.backoff_initial_s, self._options.backoff_max_s)
-        failures = 0
-        for position in itertools.count():
-            target = self._targets[position % len(self._targets)]
-            lived = await self._serve(target)
-            if self._closing:
-                return
-            failures = 0 if lived else failures + 1
-            if lived:
-                backoff.reset()
-            if failures >= len(self._targets):
-                await asyncio.sleep(backoff.next_s())
-
-    def _channel(self, target: str) -> grpc.aio.Channel:
-        if self._credentials is not None:
-            return grpc.aio.secure_channel(target, self._credentials, options=_CHANNEL_OPTIONS)
-        return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
-
-    async def _serve(self, target: str) -> bool:
-        """Hold a stream to one scheduler until it ends; return whether it lived for a while."""
-        welcomed = False
-        async with self._channel(target) as channel:
-            stream = routing_pb2_grpc.RouterStub(channel).RouteStream(metadata=self._metadata)
-            try:
-                first = await asyncio.wait_for(stream.read(), self._options.connect_timeout_s)
-                if isinstance(first, pb.RouteStreamResponse):
-                    welcomed = True
-                    self._begin(first, target)
-                    await self._exchange(stream)
-                log.info("scheduler_stream_ended", target=target)
-            except grpc.aio.AioRpcError as error:
-                self._note_failure(target, error)
-            except TimeoutError:
-                log.info("scheduler_silent", target=target)
-            finally:
-                stream.cancel()
-        if not welcomed:
-            self.stats.connect_failures += 1
-            return False
-        lived = self._clock() - self._welcomed_at >= _STABLE_AFTER_S
-        self._lose(self._clock())
-        return lived
-
-    async def _exchange(self, stream: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
-        """Read and write until the stream ends or is to be left."""
-        leaving = self._leaving = asyncio.get_running_loop().create_future()
-        reader = asyncio.create_task(self._read(stream))
-        writer = asyncio.create_task(self._write(stream))
-        try:
-            await asyncio.wait({reader, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done():
-                reader.result()
-        finally:
-            self._leaving = None
-            leaving.cancel()
-            reader.cancel()
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-
-    async def _read(self, stream: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
-        while isinstance(message := await stream.read(), pb.RouteStreamResponse):
-            self._on_message(message)
-
-    async def _write(self, stream: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
-        # A stream that cannot be written has ended: its reader says how.
-        try:
-            while (message := await self._outbox.next_message(self._clock)) is not None:
-                await stream.write(message)
-            await stream.done_writing()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            self._outbox.unsend()
-
-    def _begin(self, first: pb.RouteStreamResponse, target: str) -> None:
+    def welcomed(self, first: pb.RouteStreamResponse, target: str) -> None:
+        """Announce what is live, and ask again for what waits."""
         now = self._clock()
         self.stats.connects += 1
         self.stats.reconnects += self._welcome is not None
@@ -319,15 +218,12 @@ class HeadwayClient:
         resumes = [reservation.as_resumed() for reservation in self._live]
         self._outbox.restart(list(self._calls.values()), resumes, now)
         log.info("scheduler_connected", target=target, epoch=first.welcome.epoch, resumes=len(resumes))
-        self._on_message(first)
+        self.received(first)
         self._changed.set()
 
-    def _lose(self, since: float) -> None:
-        """Take note that no scheduler takes routes any more, and keep every report for the next one."""
-        if self._accepting:
-            self._accepting = False
-            if self._clock() - self._welcomed_at >= _STABLE_AFTER_S:
-                self._silent_since = since
+    def lost(self) -> None:
+        """Keep every report for the next stream."""
+        self._stop_accepting(self._clock())
         for reservation in self._live:
             if reservation.settling is None:
                 reservation.settling = []
@@ -338,17 +234,16 @@ class HeadwayClient:
                 self._keep_unsettled(reservation)
             reservation.settling.append(report)
 
-    def _note_failure(self, target: str, error: grpc.aio.AioRpcError) -> None:
-        log.info("scheduler_unavailable", target=target, code=error.code().name)
+    def unavailable(self, target: str, error: grpc.aio.AioRpcError) -> None:
+        """Pass a refused credential on to those who wait."""
         if error.code() in _NOT_FOR_US:
             self._refusal = refusal_from_rpc(error)
             log.error("scheduler_refused_credential", target=target, reason=self._refusal.reason)
             for call in list(self._calls.values()):
                 self._refuse(call, _again(self._refusal))
 
-    # what the scheduler says
-
-    def _on_message(self, message: pb.RouteStreamResponse) -> None:
+    def received(self, message: pb.RouteStreamResponse) -> None:
+        """Take views, answers, and what became of resumes."""
         self._heard_at = self._clock()
         self._ping_at = None
         if message.HasField("fail_open_view"):
@@ -360,8 +255,8 @@ class HeadwayClient:
             self._on_answer(answer)
         if message.draining:
             self._leave_soon()
-        if self._draining:
-            self._leave_when_idle()
+        if self._draining and not any(call.sent for call in self._calls.values()):
+            self._connection.leave()
 
     def _on_answer(self, answer: pb.RouteAnswer) -> None:
         call = self._calls.get(answer.correlation_id)
@@ -407,18 +302,16 @@ class HeadwayClient:
         if self._draining:
             return
         self._draining = True
-        self._accepting = False
-        self._silent_since = self._clock()
+        self._stop_accepting(self._clock())
         self._outbox.pause_routes()
-        asyncio.get_running_loop().call_later(self._options.fail_open_after_s, self._leave, self._leaving)
+        self._connection.leave_after(self._options.fail_open_after_s)
 
-    def _leave_when_idle(self) -> None:
-        if not any(call.sent for call in self._calls.values()):
-            self._leave(self._leaving)
-
-    def _leave(self, leaving: asyncio.Future[None] | None) -> None:
-        if leaving is not None and not leaving.done():
-            leaving.set_result(None)
+    def _stop_accepting(self, since: float) -> None:
+        """Start the clock of fail-open; a scheduler that only came and went does not set it back."""
+        if self._accepting:
+            self._accepting = False
+            if self._clock() - self._welcomed_at >= STABLE_AFTER_S:
+                self._silent_since = since
 
     # liveness and fail-open
 
@@ -435,23 +328,35 @@ class HeadwayClient:
                 for call in list(self._calls.values()):
                     self._route_alone(call)
 
+    async def _ping_when_idle(self) -> None:
+        """Notice a hung scheduler before anybody waits for it, and keep the stream from looking dead."""
+        while True:
+            await asyncio.sleep(self._options.idle_ping_s)
+            now = self._clock()
+            if self._accepting:
+                self._check_alive(now)
+                if self._ping_at is None and now - self._heard_at >= self._options.idle_ping_s * 0.5:
+                    self._ping(now, owed_since=now)
+
     def _check_alive(self, now: float) -> None:
         """Ping a scheduler that owes an answer: one that holds a request replies, a hung one does not."""
-        sent = [call.started for call in self._calls.values() if call.sent]
-        if not sent:
+        if self._ping_at is not None:
+            if now - self._ping_at >= self._options.fail_open_after_s * 0.5:
+                self.stats.unresponsive += 1
+                log.warning("scheduler_unresponsive", silent_s=round(now - self._owed_since, 3))
+                self._accepting = False
+                self._silent_since = self._owed_since
+                self._connection.leave()
             return
-        owed_since = max(self._heard_at, min(sent))
-        if self._ping_at is None:
-            if now - owed_since >= self._options.fail_open_after_s * 0.25:
-                self._ping_at = now
-                self.stats.pings += 1
-                self._outbox.ping()
-        elif now - self._ping_at >= self._options.fail_open_after_s * 0.5:
-            self.stats.unresponsive += 1
-            log.warning("scheduler_unresponsive", silent_s=round(now - owed_since, 3))
-            self._accepting = False
-            self._silent_since = owed_since
-            self._leave(self._leaving)
+        sent = [call.started for call in self._calls.values() if call.sent]
+        owed_since = max(self._heard_at, min(sent, default=now))
+        if now - owed_since >= self._options.fail_open_after_s * 0.25:
+            self._ping(now, owed_since)
+
+    def _ping(self, now: float, owed_since: float) -> None:
+        self._ping_at, self._owed_since = now, owed_since
+        self.stats.pings += 1
+        self._outbox.ping()
 
     def _is_overdue(self, now: float) -> bool:
         return not self._accepting and now - self._silent_since >= self._options.fail_open_after_s

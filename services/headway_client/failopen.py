@@ -16,6 +16,8 @@ __all__ = ["FailOpenRouter", "tenant_id"]
 
 _MAX_FALLBACKS = 2
 _MAX_LEARNED = 10_000
+_MAX_COMPARED = 64
+"""A larger pool is sampled: the least of so many is nearly the least of all, at a bounded cost."""
 
 _Key = TypeVar("_Key")
 
@@ -31,6 +33,7 @@ class FailOpenRouter:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._view: pb.FailOpenView | None = None
+        self._pools: dict[tuple[str, str], list[pb.FailOpenView.Entry]] = {}
         self._own: Counter[str] = Counter()
         self._own_at_view: Counter[str] = Counter()
         self._aliases: OrderedDict[str, str] = OrderedDict()
@@ -45,6 +48,7 @@ class FailOpenRouter:
         """Take a new view; its in-flight counts include what this client has running now."""
         self._view = view
         self._own_at_view = self._own.copy()
+        self._pools.clear()
 
     def learn(self, request: pb.RouteRequest, response: pb.RouteResponse) -> None:
         """Remember what an answer says about the model's name and the tenant's cache salt."""
@@ -70,10 +74,13 @@ class FailOpenRouter:
     def choose(self, request: pb.RouteRequest, reservation_id: str) -> pb.RouteResponse | None:
         """Return an answer as the scheduler would shape it, or None where the view offers nothing."""
         model = self._aliases.get(request.model, request.model)
-        entries = [e for e in self._allowed(request.tenant) if model in e.models and _eligible(e, request)]
+        entries = self._pool(tenant_id(request.tenant), model)
+        if request.excluded_endpoints or request.HasField("subset"):
+            entries = [entry for entry in entries if _eligible(entry, request)]
         if not entries:
             return None
-        ranked = sorted(entries, key=lambda entry: (self._load(entry), self._rng.random()))
+        compared = entries if len(entries) <= _MAX_COMPARED else self._rng.sample(entries, _MAX_COMPARED)
+        ranked = sorted(compared, key=lambda entry: (self._load(entry), self._rng.random()))
         chosen, *others = [entry.endpoint for entry in ranked[: 1 + _MAX_FALLBACKS]]
         return pb.RouteResponse(
             request_id=request.request_id,
@@ -84,6 +91,14 @@ class FailOpenRouter:
             cache_salt=self._salt(tenant_id(request.tenant), model),
             model=model,
         )
+
+    def _pool(self, tenant: str, model: str) -> list[pb.FailOpenView.Entry]:
+        pool = self._pools.get((tenant, model))
+        if pool is None:
+            pool = [entry for entry in self._allowed(tenant) if model in entry.models]
+            if len(self._pools) < _MAX_LEARNED:
+                self._pools[tenant, model] = pool
+        return pool
 
     def _allowed(self, tenant: str) -> Iterable[pb.FailOpenView.Entry]:
         wanted = tenant_id(tenant)

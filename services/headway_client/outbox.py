@@ -65,6 +65,11 @@ class Outbox:
         self._closed = False
         self._ends: deque[tuple[float, pb.Report]] = deque(maxlen=_REMEMBERED_REPORTS)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def route(self, call: Call) -> None:
         """Ask for an endpoint."""
         call.sent = False

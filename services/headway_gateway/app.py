@@ -147,8 +147,14 @@ class Gateway:
         except web.HTTPRequestEntityTooLarge:
             message = f"the body is larger than {self._settings.max_body_bytes} bytes"
             response = to_response(ApiError(413, "body_too_large", message), request[_REQUEST_ID])
+        except web.RequestPayloadError:
+            message = "the body broke off, or is not encoded as it says"
+            response = to_response(ApiError(400, "incomplete_body", message), request[_REQUEST_ID])
         except web.HTTPException as error:
-            response = to_response(ApiError(error.status, "not_found", error.reason), request[_REQUEST_ID])
+            response = to_response(
+                ApiError(error.status, error.reason.lower().replace(" ", "_"), error.reason),
+                request[_REQUEST_ID],
+            )
         except Exception:
             log.exception("request_failed", request_id=request[_REQUEST_ID])
             response = to_response(ApiError(500, "internal", "the gateway failed"), request[_REQUEST_ID])

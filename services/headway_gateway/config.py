@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 __all__ = ["ConfigError", "GatewaySettings", "load_settings"]
@@ -35,6 +35,8 @@ class GatewaySettings(BaseSettings):
     """`host:port` of each scheduler: the first that answers is used, the others are for failover."""
     token: SecretStr = SecretStr("")
     """The gateway's own credential at the scheduler, with the role router."""
+    token_file: Path | None = None
+    """A file that holds it instead."""
     api_keys: dict[str, str] = {}
     """API key → tenant. The key is what users send as `Authorization: Bearer …`; it goes no further."""
     anonymous_tenant: str = ""
@@ -70,6 +72,19 @@ class GatewaySettings(BaseSettings):
     """Whether answers carry the decision: `x-headway-strategy`, `-matched-tokens`, …"""
     log_requests: bool = False
     """Whether each request is logged (never its content)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_token(cls, values: dict[str, Any]) -> dict[str, Any]:  # not validated yet
+        if not (file := values.get("token_file")):
+            return values
+        if values.get("token"):
+            raise ValueError("token and token_file exclude each other")
+        try:
+            return {**values, "token": Path(file).read_text(encoding="ascii").strip()}
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise ValueError(f"token_file: {file} cannot be read: {why}") from error
 
     @classmethod
     def settings_customise_sources(

@@ -201,11 +201,11 @@ class Proxy:
         response = web.StreamResponse(status=200, headers=self._headers(ask, transfer, answer))
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
-        await response.prepare(request)
         chunk, failure = answer.first, None
         waiting = True
         # A client that went away raises ConnectionResetError on write: `serve` settles it as cancelled.
         with suppress(ConnectionResetError):
+            await response.prepare(request)
             while chunk:
                 out = events.feed(chunk)
                 if waiting and events.has_content:

@@ -5,40 +5,24 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
-import numpy as np
 import structlog
 
-from headway_scheduler.admission.dispatcher import Dispatcher, DispatcherConfig
-from headway_scheduler.admission.intake import Intake
-from headway_scheduler.admission.reporting import Reporting
-from headway_scheduler.admission.salts import Salts
 from headway_scheduler.config import Config
-from headway_scheduler.domain.desired import DesiredState, Model
-from headway_scheduler.domain.device import DeviceKind
+from headway_scheduler.core import TICK_S, Core, CoreConfig
+from headway_scheduler.domain.desired import DesiredState
 from headway_scheduler.domain.report import Usage as RequestUsage
 from headway_scheduler.domain.usage import Usage
 from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, StoreDown
-from headway_scheduler.fleet.fleet import Endpoint, Fleet, FleetConfig
-from headway_scheduler.fleet.ledger import EndCause, Ledger, LedgerConfig, Reservation
-from headway_scheduler.index.chain import ChainIndex
-from headway_scheduler.index.fingerprint import FingerprintIndex
-from headway_scheduler.learning.cost_model import CostModel
-from headway_scheduler.learning.history import History
-from headway_scheduler.learning.priors import prior
 from headway_scheduler.store.base import Store, Write
 from headway_scheduler.strategies.catalog import algorithms
-from headway_scheduler.strategies.registry import StrategyRegistry
 
 __all__ = ["Scheduler"]
 
 log = structlog.get_logger()
 
-_TICK_S: Final = 0.05
-_SWEEP_S: Final = 0.25
 _PERSIST_S: Final = 5.0
 _RESTART_S: Final = 1.0
 _RETRY_S: Final = 0.5
@@ -55,38 +39,33 @@ class Scheduler:
         self.epoch = epoch or secrets.token_hex(4)
         self.started_at = time.time()
         self.draining = False
-        self.desired = DesiredState()
         self.refusals: dict[str, int] = {}
-        self.fleet = Fleet(FleetConfig(stale_after_s=config.stale_after_s))
-        self.ledger = Ledger(
-            self.fleet.columns, config.name, self.epoch, LedgerConfig(resume_grace_s=config.resume_grace_s)
+        self.core = Core(
+            CoreConfig(
+                name=config.name,
+                epoch=self.epoch,
+                seed=config.seed,
+                time_scale=config.time_scale,
+                stale_after_s=config.stale_after_s,
+                resume_grace_s=config.resume_grace_s,
+                max_wait_s=config.max_wait_s,
+                max_holds=config.max_holds,
+            ),
+            algorithms=algorithms(),
+            clock=clock,
+            timer=time.thread_time,
+            record_usage=self._record_usage,
         )
-        self.index = ChainIndex()
-        self.fingerprints = FingerprintIndex()
-        self.costs = CostModel(self.fleet.columns, config.time_scale)
-        self.history = History(config.time_scale)
-        self.registry = StrategyRegistry(algorithms(), time.thread_time)
-        self.intake = Intake(self.history)
-        self.salts = Salts(b"")
-        self.dispatcher = Dispatcher(
-            fleet=self.fleet,
-            ledger=self.ledger,
-            index=self.index,
-            fingerprints=self.fingerprints,
-            registry=self.registry,
-            costs=self.costs,
-            history=self.history,
-            salts=self.salts,
-            random=np.random.default_rng(config.seed),
-            config=DispatcherConfig(default_max_wait_s=config.max_wait_s, max_holds=config.max_holds),
-        )
-        self.reporting = Reporting(self.dispatcher, self.costs, self.history, self._record_usage)
+        self.fleet, self.ledger, self.dispatcher = self.core.fleet, self.core.ledger, self.core.dispatcher
+        self.index, self.fingerprints = self.core.index, self.core.fingerprints
+        self.costs, self.history = self.core.costs, self.core.history
+        self.registry, self.intake, self.salts = self.core.registry, self.core.intake, self.core.salts
+        self.reporting = self.core.reporting
         self._usage: dict[tuple[str, str, datetime], Usage] = {}
-        self._discovered: dict[str, Model] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._saving: asyncio.Task[None] | None = None
         self._pass_due = False
         self._refreshing = asyncio.Lock()
-        self._connect_parts()
 
     # Life
 
@@ -95,6 +74,8 @@ class Scheduler:
         await self.refresh()
         await self._restore(await self.store.load_learned())
         self.dispatcher.wake = self._wake
+        self.core.on_discovered = self._save_discovered_soon
+        self.dispatcher.settled_at = self.clock() + self.config.settle_s
         for task in (self._follow_changes, self._tick, self._persist):
             self._tasks.append(asyncio.create_task(_forever(task)))
         log.info("scheduler_started", name=self.config.name, epoch=self.epoch, version=self.desired.version)
@@ -125,26 +106,15 @@ class Scheduler:
 
     # Desired state
 
+    @property
+    def desired(self) -> DesiredState:
+        """What admins configured, as it applies now."""
+        return self.core.desired
+
     async def refresh(self) -> None:
         """Load the desired state afresh and apply it: the next Route sees it."""
         async with self._refreshing:  # a snapshot loaded earlier must not be applied later
-            self.desired = await self.store.load()
-            self._discovered = {
-                name: model
-                for name, model in self._discovered.items()
-                if name in self.desired.models or len(self.fleet.pool(name))
-            }
-            self._apply_desired()
-
-    def _apply_desired(self) -> None:
-        known = {*self.desired.models, *(alias for m in self.desired.models.values() for alias in m.aliases)}
-        unknown = {name: model for name, model in self._discovered.items() if name not in known}
-        effective = replace(self.desired, models={**self.desired.models, **unknown})
-        self.fleet.set_desired(effective)
-        self.intake.set_desired(effective)
-        for strategy, problem in self.registry.set_desired(effective):
-            log.error("strategy_not_built", strategy=strategy, problem=problem)
-        self.dispatcher.wake()
+            self.core.set_desired(await self.store.load())
 
     async def _follow_changes(self) -> None:
         async for version in self.store.changes():
@@ -164,16 +134,9 @@ class Scheduler:
     # Beside the calls
 
     async def _tick(self) -> None:
-        swept = self.clock()
         while True:
-            await asyncio.sleep(_TICK_S)
-            now = self.clock()
-            self.dispatcher.advance(now)
-            if now - swept >= _SWEEP_S:
-                swept = now
-                self.fleet.sweep(now)
-                if len(self.dispatcher.holds):
-                    self.dispatcher.run_pass(now)
+            await asyncio.sleep(TICK_S)
+            self.core.tick(self.clock())
 
     async def _persist(self) -> None:
         while True:
@@ -196,11 +159,14 @@ class Scheduler:
         await self._save_discovered()
 
     async def _save_discovered(self) -> None:
-        new = [model for model in self._discovered.values() if model.id not in self.desired.models]
-        for model in new:
-            with contextlib.suppress(DuplicateName):
-                await self.store.create(model, Write(principal="scheduler", method="DiscoverModel"))
-            await self.refresh()
+        """Add the models that agents report to the catalogue; what fails now is tried again with the next save."""
+        new = [model for model in self.core.discovered.values() if model.id not in self.desired.models]
+        with contextlib.suppress(StoreDown):
+            for model in new:
+                with contextlib.suppress(DuplicateName):
+                    await self.store.create(model, Write(principal="scheduler", method="DiscoverModel"))
+            if new:
+                await self.refresh()
 
     async def _restore(self, learned: Mapping[str, bytes]) -> None:
         if _SALT_KEY not in learned:
@@ -225,44 +191,9 @@ class Scheduler:
         self._pass_due = False
         self.dispatcher.run_pass(self.clock())
 
-    # Parts that know each other through here only
-
-    def _connect_parts(self) -> None:
-        self.fleet.on_announced.append(self._announced)
-        self.fleet.on_removed.append(self._removed)
-        self.fleet.on_restarted.append(self._forgot_everything)
-        self.ledger.still_running = self._still_running
-
-    def _announced(self, endpoint: Endpoint) -> None:
-        spec, hello = endpoint.spec, endpoint.node.hello
-        devices = [device for device in hello.devices if device.uuid in spec.device_uuids]
-        product = devices[0].product if devices else ""
-        is_cpu = bool(devices) and all(device.kind is DeviceKind.CPU for device in devices)
-        key = f"{endpoint.id} {spec.engine} {spec.engine_version}"
-        self.costs.install(endpoint.slot, key, prior(spec.hardware, product, is_cpu))
-        self.index.set_capacity(endpoint.slot, float(self.fleet.columns.kv_capacity[endpoint.slot]))
-        new = [model for model in spec.models if model not in self._discovered]
-        if new:
-            self._discovered.update((model, Model(model, discovered=True)) for model in new)
-            self._apply_desired()
-
-    def _removed(self, endpoint: Endpoint) -> None:
-        now = self.clock()
-        for reservation in self.ledger.on_slot(endpoint.slot):
-            self.ledger.end(reservation, EndCause.ENDPOINT_GONE, now)
-        self._forgot_everything(endpoint)
-
-    def _forgot_everything(self, endpoint: Endpoint) -> None:
-        self.index.drop(endpoint.slot)
-        self.fingerprints.drop(endpoint.slot)
-
-    def _still_running(self, reservation: Reservation) -> bool:
-        """Does the engine, by a fresh sample, run at least as many requests as we count there?"""
-        endpoint = self.fleet.by_slot.get(reservation.slot)
-        if endpoint is None or endpoint.sample is None or endpoint.sample.running.value is None:
-            return False
-        fresh = self.clock() - self.fleet.columns.sampled_at[endpoint.slot] < self.config.stale_after_s
-        return bool(fresh and endpoint.sample.running.value >= self.fleet.columns.inflight[endpoint.slot])
+    def _save_discovered_soon(self) -> None:
+        """At once: a scheduler that restarts before its agents are back must know what it serves."""
+        self._saving = asyncio.get_running_loop().create_task(self._save_discovered())
 
     def _record_usage(self, tenant: str, model: str, usage: RequestUsage) -> None:
         minute = datetime.now(UTC).replace(second=0, microsecond=0)

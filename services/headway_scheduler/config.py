@@ -5,13 +5,14 @@ import os
 import secrets
 import socket
 from pathlib import Path
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from headway_scheduler.bootstrap import Bootstrap, read_bootstrap
 
 __all__ = ["Config", "ConfigError", "load"]
-
 
 _PREFIX: Final = "HEADWAY_SCHEDULER_"
 
@@ -44,12 +45,16 @@ class Config(BaseSettings):
     """Listen beyond loopback without TLS. For networks that are private by other means."""
     require_credentials: bool | None = None
     """Unset: required when listening beyond loopback."""
+    bootstrap: Annotated[Bootstrap, NoDecode, BeforeValidator(read_bootstrap)] = Bootstrap()
+    """A TOML file of credentials to create where they are missing; docs/deploy/bootstrap.md explains it."""
     time_scale: float = Field(1.0, gt=0, le=10_000)
     """The engines' speed-up: an emulated fleet's times are life's divided by this."""
     telemetry_interval_s: float = Field(1.0, ge=0.05, le=60)
     """How often agents send a sample."""
     stale_after_s: float = Field(5.0, gt=0, le=600)
     """A node silent for this long is stale."""
+    settle_s: float = Field(5.0, ge=0, le=600)
+    """After a start, how long a Route that finds no endpoint yet is held for agents to return, not refused."""
     max_wait_s: float = Field(30.0, ge=0, le=3600)
     """How long a Route may be held unless it says otherwise."""
     max_holds: int = Field(10_000, ge=0)
@@ -98,25 +103,28 @@ class Config(BaseSettings):
 
 def load() -> Config:
     """Read the environment. Raises ConfigError with every problem and the variable it is in."""
-    lines = [f"{variable}: there is no such setting" for variable in sorted(_unknown_variables())]
+    problems = _unknown_variables()
     try:
         config = Config()
     except ValidationError as error:
-        for problem in error.errors():
-            place = ".".join(str(part) for part in problem["loc"])
-            variable = place if place.startswith("HEADWAY_") else f"{_PREFIX}{place.upper()}"
-            lines.append(f"{variable if place else f'{_PREFIX}*'}: {problem['msg']}")
-        raise ConfigError("\n".join(lines)) from None
-    if lines:
-        raise ConfigError("\n".join(lines))
+        problems += [_problem(item["loc"], item["msg"]) for item in error.errors()]
+    if problems:
+        raise ConfigError("\n".join(problems))
     return config
 
 
-def _unknown_variables() -> set[str]:
-    """Variables of ours that name no setting: pydantic-settings passes over them in silence."""
+def _problem(loc: tuple[int | str, ...], message: str) -> str:
+    """`HEADWAY_SCHEDULER_LISTEN: …`; inside a file that a variable names: `HEADWAY_SCHEDULER_BOOTSTRAP: a.b: …`."""
+    place, *inside = (str(part) for part in loc or ("*",))
+    variable = place if place.startswith("HEADWAY_") else f"{_PREFIX}{place.upper()}"
+    return ": ".join([variable, *([".".join(inside)] if inside else []), message])
+
+
+def _unknown_variables() -> list[str]:
     fields = Config.model_fields.items()
     known = {f"{_PREFIX}{name.upper()}" for name, field in fields if field.validation_alias is None}
-    return {name for name in os.environ if name.upper().startswith(_PREFIX) and name.upper() not in known}
+    present = (name for name in sorted(os.environ) if name.upper().startswith(_PREFIX))
+    return [f"{name}: no such setting" for name in present if name.upper() not in known]
 
 
 def _is_address(address: str) -> bool:

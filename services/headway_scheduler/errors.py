@@ -5,11 +5,8 @@ fields; `rpc.interceptors` turns it into a status with exactly one ErrorInfo. An
 the table in docs/refusals.md.
 """
 
-import traceback
 from collections.abc import Mapping
 from typing import ClassVar
-
-import structlog
 
 __all__ = [
     "AllDraining",
@@ -38,10 +35,7 @@ __all__ = [
     "UnknownModel",
     "UnknownResource",
     "UnknownTenant",
-    "unexpected",
 ]
-
-log = structlog.get_logger()
 
 
 class HeadwayError(Exception):
@@ -264,10 +258,3 @@ class StoreDown(HeadwayError):
 
     status = "UNAVAILABLE"
     reason = "STORE_DOWN"
-
-
-def unexpected(error: Exception, **where: str) -> HeadwayError:
-    """What a caller is told of a fault of ours. It is logged by its type and frames: its message may quote a prompt."""
-    frames = "".join(traceback.format_tb(error.__traceback__))
-    log.error("request_failed", error_type=type(error).__name__, traceback=frames, **where)
-    return HeadwayError("internal error; the scheduler's log has the details")

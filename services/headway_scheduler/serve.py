@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from headway_scheduler.app import Scheduler
+from headway_scheduler.bootstrap import create_missing
 from headway_scheduler.config import Config
 from headway_scheduler.http import HttpServer
 from headway_scheduler.rpc.server import GrpcServer
@@ -49,6 +50,7 @@ async def serve(config: Config) -> None:
         await asyncio.to_thread(upgrade, url)
         store = PostgresStore(url)
         closers.push_async_callback(store.close)
+        await create_missing(store, [entry.credential() for entry in config.bootstrap.credentials])
         scheduler = Scheduler(config, store)
         await scheduler.start()
         closers.push_async_callback(scheduler.stop)

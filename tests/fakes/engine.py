@@ -1,4 +1,4 @@
-"""A fake engine: the few pages of an inference server that an agent reads, each of which a test can change or break."""
+"""A fake engine: the pages of an inference server that an agent reads, for a test to change or break."""
 
 import asyncio
 import contextlib

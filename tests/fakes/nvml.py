@@ -1,8 +1,11 @@
 """A fake NVML, shaped like the module `pynvml`, that plays every hazard an agent must survive.
 
-In a test: `FakeNvml(scenario)`. In the agent's child process: the module itself (`fakes.nvml`), which reads the
-scenario from the JSON file that FAKE_NVML names, anew at each call, so that a test can change it under a running child.
+In a test: `FakeNvml(scenario)`. In the agent's child process: the module itself (`fakes.nvml`), which reads
+the scenario from the JSON file that FAKE_NVML names, anew at each call, so that a test can change it under a
+running child.
 """
+
+# ruff: noqa: N802 - the binding's names
 
 import json
 import os
@@ -31,8 +34,9 @@ class NVMLError(Exception):
 def gpu(uuid, **changes):
     """A healthy A100, and whatever is to be different about it.
 
-    `errors` maps a function's name to the code it raises; `hang` lists functions that never return; `gone` makes every
-    call raise GPU_IS_LOST, the handle's included; `mig` lists instances; `sm` is GPM's SM activity, where there is GPM.
+    `errors` maps a function's name to the code it raises; `hang` lists functions that never return; `gone`
+    makes every call raise GPU_IS_LOST, the handle's included; `mig` lists instances; `sm` is GPM's SM
+    activity, where there is GPM.
     """
     return {
         "uuid": uuid,
@@ -74,9 +78,12 @@ def instance(uuid, gpu_instance, **changes):
 
 
 def scenario(*gpus, **changes):
-    """A driver with these GPUs. `missing` lists symbols it lacks; `init_error` is nvmlInit's code; `poison` is a code
-    that every call of a process answers once it saw it, until NVML is initialised again (18: for as long as it lives);
-    `events` are (uuid, type, data), each told once to each process."""
+    """A driver with these GPUs.
+
+    `missing` lists symbols it lacks; `init_error` is nvmlInit's code; `poison` is a code that every call of a
+    process answers once it saw it, until NVML is initialised again (18: for as long as it lives); `events`
+    are (uuid, type, data), each told once to each process.
+    """
     return {"gpus": list(gpus), "missing": [], "init_error": None, "poison": None, "events": [], **changes}
 
 
@@ -99,7 +106,7 @@ class FakeNvml:
         self._told = 0
         self.calls = []
 
-    # --- library -------------------------------------------------------------------------------------------------
+    # library
     def nvmlInit(self):
         self.calls.append("nvmlInit")
         state = self._state()
@@ -128,7 +135,7 @@ class FakeNvml:
             raise NVMLError(GPU_IS_LOST)
         return _Handle(found["uuid"])
 
-    # --- a device ------------------------------------------------------------------------------------------------
+    # a device
     def nvmlDeviceGetUUID(self, handle):
         return self._ask("nvmlDeviceGetUUID", handle)["uuid"]
 
@@ -169,7 +176,7 @@ class FakeNvml:
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
         return self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)["throttles"]
 
-    # --- MIG -----------------------------------------------------------------------------------------------------
+    # MIG
     def nvmlDeviceGetMigMode(self, handle):
         mig = self._ask("nvmlDeviceGetMigMode", handle)["mig"]
         return (0, 0) if mig is None else (1, 1)
@@ -186,7 +193,7 @@ class FakeNvml:
     def nvmlDeviceGetGpuInstanceId(self, handle):
         return self._ask("nvmlDeviceGetGpuInstanceId", handle)["gpu_instance"]
 
-    # --- GPM -----------------------------------------------------------------------------------------------------
+    # GPM
     def nvmlGpmQueryDeviceSupport(self, handle):
         return SimpleNamespace(isSupportedDevice=int(self._ask("nvmlGpmQueryDeviceSupport", handle)["sm"] is not None))
 
@@ -212,7 +219,7 @@ class FakeNvml:
         wanted.metrics[0].value = wanted.sample2["sm"]
         return wanted
 
-    # --- events --------------------------------------------------------------------------------------------------
+    # events
     def nvmlEventSetCreate(self):
         self._enter("nvmlEventSetCreate")
         return set()
@@ -238,7 +245,7 @@ class FakeNvml:
                 return SimpleNamespace(device=_Handle(uuid), eventType=kind, eventData=data)
         raise NVMLError(TIMEOUT)
 
-    # --- how it goes wrong ---------------------------------------------------------------------------------------
+    # how it goes wrong
     def _enter(self, name):
         self.calls.append(name)
         state = self._state()

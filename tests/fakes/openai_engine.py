@@ -76,7 +76,7 @@ class OpenAIEngine:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = json.loads(raw)
-        self.seen.append(Seen(request.path, dict(request.headers), raw, body))
+        self.seen.append(Seen(request.path, {k.lower(): v for k, v in request.headers.items()}, raw, body))
         try:
             if self.script.pause_before:
                 await self._pause()

@@ -137,6 +137,11 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         return len(self._open)
 
     @property
+    def owners(self) -> set[object]:
+        """The streams that are open."""
+        return set(self._open)
+
+    @property
     def live(self) -> dict[str, Held]:
         return {key: held for key, held in self.reservations.items() if held.outcome is None}
 

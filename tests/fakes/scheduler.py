@@ -71,7 +71,14 @@ class Served:
 @contextlib.asynccontextmanager
 async def serving(database_url, **settings):
     """A scheduler until the block ends. `stale_after_s` is long: tests' agents send samples when they want to."""
-    defaults = {"name": "s1", "listen": "127.0.0.1:0", "stale_after_s": 60.0, "telemetry_interval_s": 0.2, "seed": 1}
+    defaults = {
+        "name": "s1",
+        "listen": "127.0.0.1:0",
+        "stale_after_s": 60.0,
+        "telemetry_interval_s": 0.2,
+        "seed": 1,
+        "settle_s": 0.0,
+    }
     config = Config(**(defaults | settings))
     store = PostgresStore(database_url)
     scheduler = Scheduler(config, store)

@@ -35,7 +35,7 @@ class Stream:
 
 
 class FakeScheduler(TelemetryServicer):
-    """`refuse` is (code, details) for every stream; `mute` sends no Welcome; `deaf` reads nothing after the Hello."""
+    """`refuse` is (code, details) for every stream; `mute` sends no Welcome; `deaf` reads only the Hello."""
 
     def __init__(self, name="s1", interval_s=0.05):
         self.name, self.interval_s = name, interval_s
@@ -48,12 +48,15 @@ class FakeScheduler(TelemetryServicer):
     def stream(self):
         return self.streams[-1]
 
-    async def Connect(self, requests, context):
+    async def Connect(self, requests, context):  # noqa: N802 - gRPC's name
         stream = Stream(dict(context.invocation_metadata()))
         self.streams.append(stream)
         if self.refuse:
             await context.abort(*self.refuse)
-        stream.messages.append(await anext(aiter(requests)))
+        hello = await anext(aiter(requests), None)
+        if hello is None:
+            return
+        stream.messages.append(hello)
         if not self.mute:
             interval = Duration(nanos=int(self.interval_s * 1e9))
             stream.send(welcome=pb.Welcome(scheduler=self.name, epoch="1", interval=interval))

@@ -6,7 +6,7 @@ import time
 
 
 async def eventually(condition, timeout_s=15.0, every_s=0.01):
-    """The first truthy result of `condition` (a function or a coroutine function). Fails after `timeout_s`."""
+    """The first truthy result of a function or coroutine function. Fails after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while True:
         result = condition()

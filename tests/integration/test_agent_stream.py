@@ -61,6 +61,28 @@ async def test_hello_then_numbered_samples(scheduler):
     assert {d.uuid for d in got[0].devices} == {d.uuid for d in hello.devices}
 
 
+async def test_the_health_file_is_touched_while_a_scheduler_is_connected(scheduler, tmp_path):
+    file = tmp_path / "healthy"
+    async with running_agent(scheduler, health_file=file):
+        touched = (await eventually(lambda: file.exists() and file.stat())).st_mtime_ns
+        await eventually(lambda: file.stat().st_mtime_ns > touched)
+
+
+async def test_without_a_scheduler_the_health_file_is_not_touched(tmp_path):
+    file = tmp_path / "healthy"
+    async with running_agent("127.0.0.1:1", health_file=file) as agent:
+        (stream,) = agent.streams
+        await eventually(lambda: stream.outbox.waiting)
+    assert not file.exists()
+
+
+async def test_a_health_file_that_cannot_be_written_stops_nothing(scheduler, tmp_path):
+    with structlog.testing.capture_logs() as logs:
+        async with running_agent(scheduler, health_file=tmp_path / "absent" / "healthy"):
+            await eventually(lambda: [line for line in logs if line["event"] == "health_file_not_touched"])
+            await samples(scheduler, 3)
+
+
 async def test_a_stop_closes_the_stream_kindly(scheduler):
     async with running_agent(scheduler):
         await samples(scheduler, 1)
@@ -209,25 +231,24 @@ async def test_an_engines_life_is_told(scheduler):
         ]
         async with running_agent(scheduler, engines=settings):
             await samples(scheduler, 1)
-            (endpoint,) = scheduler.stream.of("hello")[0].endpoints
-            assert (endpoint.hardware, endpoint.engine, list(endpoint.models)) == (
-                "a100-40g-8b",
-                "emulator",
-                ["m"],
-            )
-            assert endpoint.ready
-            assert len(endpoint.device_uuids) == 1
 
-            def last_change():
-                changes = scheduler.stream.of("endpoint_change")
-                return changes[-1].endpoint if changes else pb.EngineEndpoint()
+            def told():
+                """The endpoint as last told, by a Hello or a change."""
+                changes = [c.endpoint for c in scheduler.stream.of("endpoint_change")]
+                return [*scheduler.stream.of("hello")[0].endpoints, *changes][-1]
 
+            await eventually(lambda: told().ready)
+            assert (told().hardware, told().engine, list(told().models)) == ("a100-40g-8b", "emulator", ["m"])
+            assert len(told().device_uuids) == 1
             engine.pages["/health"] = 503
-            await eventually(lambda: last_change().address and not last_change().ready)
+            await eventually(lambda: not told().ready)
             engine.pages |= {"/health": "", "/metrics": "process_start_time_seconds 2\n"}
-            await eventually(lambda: last_change().ready and last_change().engine_boot_id == "2.000")
-            sample = scheduler.stream.of("sample")[-1].engines[0]
-            assert sample.running.missing == pb.MISSING_REASON_UNSUPPORTED
+            await eventually(lambda: told().ready and told().engine_boot_id == "2.000")
+
+            def running():
+                return scheduler.stream.of("sample")[-1].engines[0].running
+
+            await eventually(lambda: running().missing == pb.MISSING_REASON_UNSUPPORTED)
 
 
 async def test_the_token_file_is_read_at_each_connect(scheduler, tmp_path):
@@ -266,6 +287,21 @@ async def test_a_token_file_that_is_gone_is_no_crash(scheduler, tmp_path):
         async with running_agent(scheduler, token_file=tmp_path / "none"):
             await eventually(lambda: [e for e in logs if "cannot read a credential" in e.get("why", "")])
     assert scheduler.streams == []
+
+
+@pytest.mark.parametrize(
+    ("scheduler_at", "settings", "warned"),
+    [
+        ("192.0.2.1:7070", {"token": "t"}, True),
+        ("192.0.2.1:7070", {}, False),
+        ("127.0.0.1:1", {"token": "t"}, False),
+    ],
+)
+async def test_a_token_in_plain_text_over_a_network_is_warned_of(scheduler_at, settings, warned):
+    with structlog.testing.capture_logs() as logs:
+        async with running_agent(scheduler_at, **settings):
+            await eventually(lambda: [e for e in logs if e["event"] == "agent_started"])
+    assert bool([e for e in logs if e["event"] == "token_sent_in_plain_text"]) == warned
 
 
 def test_the_fastest_interval_wins_within_bounds():

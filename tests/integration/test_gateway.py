@@ -125,7 +125,7 @@ async def test_json_goes_through_and_is_settled(start: Start) -> None:
     [seen] = stack.seen
     assert seen.raw == json.dumps(CHAT).encode()
     assert seen.headers["x-request-id"] == "req-1"
-    assert "Authorization" not in seen.headers
+    assert "authorization" not in seen.headers
 
 
 async def test_request_ids_are_made_and_never_shared_by_reservations(start: Start) -> None:
@@ -519,3 +519,29 @@ async def test_closing_lets_what_is_in_flight_finish(start: Start) -> None:
     assert content_of(await answer.text()) == "".join(WORDS)
     await closing
     assert held.outcome == pb.OUTCOME_SUCCESS
+
+
+async def test_no_request_is_lost_while_the_scheduler_dies_hangs_and_an_engine_goes(start: Start) -> None:
+    stack = await start()
+    statuses: list[tuple[int, str]] = []
+
+    async def user(turns: int) -> None:
+        for _ in range(turns):
+            async with stack.post({**CHAT, "stream": True}) as answer:
+                statuses.append((answer.status, content_of(await answer.text())))
+
+    users = [asyncio.create_task(user(20)) for _ in range(10)]
+    await stack.router.until(lambda: len(stack.router.history) > 20)
+    await stack.router.kill()
+    await stack.router.start()
+    await stack.router.until(lambda: len(stack.router.history) > 60)
+    stack.router.scene.hung = True
+    await eventually(lambda: stack.gateway.client.stats.fail_open_routes > 20)
+    await stack.router.wake()
+    await eventually(lambda: stack.gateway.client.connected)
+    gone, *_ = stack.engines.values()
+    gone.script.status = 503
+    await asyncio.gather(*users)
+    assert statuses == [(200, "".join(WORDS))] * 200
+    await eventually(lambda: stack.gateway.client.live == 0)
+    await stack.router.until(lambda: not [h for h in stack.router.live.values() if h.owner in stack.router.owners])

@@ -123,3 +123,20 @@ async def test_a_cancelled_write_is_not_made(server: EmbeddedPostgres) -> None:
     await store.create(Tenant("beta"), WRITE)  # the writers' lock is free again
     assert "acme" not in (await store.load()).tenants
     await store.close()
+
+
+async def test_a_write_cut_off_at_its_answer_is_made_once(server: EmbeddedPostgres) -> None:
+    """The caller hears STORE_DOWN and cannot know; its retry with the same request id finds out."""
+    write = Write("tester", "Test", "r1")
+    first = PostgresStore(server.url)
+    made = await first.create(Tenant("acme"), write)  # committed; say the answer was lost
+    await first.close()
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    second = PostgresStore(server.url)
+    with pytest.raises(StoreDown):
+        await second.create(Tenant("acme"), write)
+    server.start()
+    assert await second.create(Tenant("acme"), write) == made
+    assert len(await second.audit(before_id=None, limit=10)) == 1
+    await second.close()

@@ -106,6 +106,7 @@ class _Child:
             stdout=asyncio.subprocess.PIPE,
             env=env,
             limit=_LINE_LIMIT_BYTES,
+            start_new_session=True,  # a Ctrl-C is for the agent, which then ends its child
         )
         return cls(process)
 
@@ -119,7 +120,7 @@ class _Child:
             answer: Json = json.loads(line)
         except TimeoutError:
             raise ChildHungError(f"no answer to {request['do']} in {timeout_s} s") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: its pipe is closed
             raise ChildFailedError(f"the child cannot be talked to: {error}") from error
         if "broken" in answer:
             raise ChildFailedError(answer["broken"])

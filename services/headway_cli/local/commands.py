@@ -1,6 +1,8 @@
-"""`headway up`, `demo` and `replay`: Headway on this machine."""
+"""`headway up`, `demo` and `replay`: Headway on this machine.
 
-import json
+What they need beyond the command line (engines, embedded Postgres, plots) is imported when they run.
+"""
+
 import signal
 import tempfile
 import threading
@@ -10,54 +12,63 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from headway_sim.driver import Summary, Target, summarise
-from headway_sim.traces import TraceError, load_trace
-from headway_sim.workloads import ArticleWorkload
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from headway_cli.local.demo import DemoOptions, run_demo
-from headway_cli.local.load import replay as replay_trace
-from headway_cli.local.load import reservations_left, target_of
-from headway_cli.local.processes import LocalStackError
-from headway_cli.local.stack import LocalStack, NodeOptions, StackOptions
+from headway_cli.command import command
+from headway_cli.errors import NotInstalled
+from headway_cli.session import Session
 
-__all__ = ["register"]
+__all__ = ["add_local_commands"]
 
-_FLIP_WORKLOAD: Final = ArticleWorkload(sessions=30, turns=4, output_tokens=200, seed=2)
+_EXTRA: Final = "local"
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(envvar="HEADWAY_DATA_DIR", help="Where Postgres, logs and ports go; demo and replay clean theirs up"),
+    typer.Option(envvar="HEADWAY_DATA_DIR", help="Where Postgres, logs and ports go. Absent: a folder that goes away."),
 ]
-Output = Annotated[str, typer.Option("-o", "--output", help="table or json", metavar="table|json")]
-Speedup = Annotated[float, typer.Option(min=0.1, max=1000, help="How much faster than life the engines run")]
+Hardware = Annotated[str, typer.Option(help="Key of the emulated hardware.")]
+Speedup = Annotated[float, typer.Option(min=0.1, max=1000, help="How much faster than life the engines run.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the `headway` command line."""
-    app.command()(up)
-    app.command()(demo)
-    app.command()(replay)
+def add_local_commands(app: typer.Typer) -> None:
+    """Add them to the command line."""
+    command(
+        app,
+        "up",
+        help="Start Postgres, scheduler, agents with simulated GPUs, engines and gateway; keep them until Ctrl-C.",
+        example="headway up --speedup 4",
+        offline=True,
+    )(_up)
+    command(
+        app,
+        "demo",
+        help="Show what Headway is worth: the article's load under round robin, then adaptive, on eight emulated GPUs; "
+        "then change the strategy under load and lose nothing.",
+        example="headway demo -o json",
+        offline=True,
+    )(_demo)
+    command(
+        app,
+        "replay",
+        help="Send a trace's requests through gateway, scheduler and emulated engines.",
+        example="headway replay conversation.jsonl --limit 300 --rate 0.5 -o json",
+        offline=True,
+    )(_replay)
 
 
-def up(
+def _up(
+    _session: Session,
     data_dir: DataDir = None,
-    engines: Annotated[int, typer.Option(min=1, max=64, help="Emulated engines on each of the two nodes")] = 4,
-    hardware: Annotated[str, typer.Option(help="Key of the emulated hardware")] = "a100-40g-8b",
-    model: Annotated[str, typer.Option(help="Name of the model they serve")] = "demo-8b",
+    engines: Annotated[int, typer.Option(min=1, max=64, help="Emulated engines on each of the two nodes.")] = 4,
+    hardware: Hardware = "a100-40g-8b",
+    model: Annotated[str, typer.Option(help="Name of the model they serve.")] = "demo-8b",
     speedup: Speedup = 1.0,
-    scheduler_port: Annotated[int, typer.Option(min=0, max=65535)] = 7070,
-    gateway_port: Annotated[int, typer.Option(min=0, max=65535)] = 8080,
+    scheduler_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 7070,
+    gateway_port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
 ) -> None:
-    """Start the local stack and keep it until Ctrl-C.
+    with _installed():
+        from headway_cli.local.stack import LocalStack, NodeOptions, StackOptions
 
-    Postgres, scheduler, two agents with simulated GPUs, emulated engines and a gateway.
-
-    Example: headway up --speedup 4
-    """
-    console = Console(stderr=True)
     options = StackOptions(
         data_dir or Path(".headway"),
         nodes=(NodeOptions("node-a", "gold", engines), NodeOptions("node-b", "silver", engines)),
@@ -67,119 +78,71 @@ def up(
         scheduler_port=scheduler_port,
         gateway_port=gateway_port,
     )
+    console = Console(stderr=True, highlight=False)
     stopped = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: stopped.set())
-    with _told(console), LocalStack(options) as stack:
-        console.print(f"gateway    {stack.gateway_url}/v1   model {model}, no key needed", highlight=False)
-        console.print(f"scheduler  {stack.scheduler_address}   gRPC, for `headway` and data planes", highlight=False)
-        console.print(f"metrics    http://127.0.0.1:{stack.http_port}/metrics", highlight=False)
-        console.print(f"logs       {stack.run_dir}", highlight=False)
+    with LocalStack(options) as stack:
+        console.print(f"gateway    {stack.gateway_url}/v1   model {model}, no key needed")
+        console.print(f"scheduler  {stack.scheduler_address}   gRPC, for `headway` and data planes")
+        console.print(f"metrics    http://127.0.0.1:{stack.http_port}/metrics")
+        console.print(f"logs       {stack.run_dir}")
         console.print("Ctrl-C stops everything.")
         while not stopped.wait(0.5):
             for process in stack.processes:
                 process.check()
 
 
-def demo(
-    output: Output = "table",
-    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png")] = Path("build/demo"),
+def _demo(
+    session: Session,
+    out: Annotated[Path, typer.Option(help="Folder for demo.json and demo.png.")] = Path("build/demo"),
     data_dir: DataDir = None,
     speedup: Speedup = 4.0,
-    sessions: Annotated[int, typer.Option(min=2, max=62)] = 60,
-    turns: Annotated[int, typer.Option(min=1, max=20)] = 5,
-    concurrency: Annotated[int, typer.Option(min=1, max=200)] = 20,
-    output_tokens: Annotated[int, typer.Option(min=1, max=4000)] = 800,
+    sessions: Annotated[int, typer.Option(min=2, max=62, help="Conversations.")] = 60,
+    turns: Annotated[int, typer.Option(min=1, max=20, help="Requests of each.")] = 5,
+    concurrency: Annotated[int, typer.Option(min=1, max=200, help="Conversations at a time.")] = 20,
+    output_tokens: Annotated[int, typer.Option(min=1, max=4000, help="Of each request.")] = 800,
 ) -> None:
-    """Show what Headway is worth: the article's load under round robin, then adaptive, on eight emulated GPUs.
+    with _installed():
+        from headway_sim.workloads import ArticleWorkload
 
-    Then the strategy is changed again and again under load, and nothing may be lost.
+        from headway_cli.local.demo import DemoOptions, run_demo
 
-    Example: headway demo -o json
-    """
-    _check_output(output)
-    console = Console(stderr=True)
     workload = ArticleWorkload(sessions=sessions, turns=turns, concurrency=concurrency, output_tokens=output_tokens)
-    with _told(console), _directory(data_dir) as directory:
-        options = DemoOptions(directory, out, speedup, workload, _FLIP_WORKLOAD)
-        raise typer.Exit(run_demo(options, output, console))
+    flip = ArticleWorkload(sessions=30, turns=4, output_tokens=200, seed=2)
+    with _directory(data_dir) as directory:
+        options = DemoOptions(directory, out, speedup, workload, flip)
+        status = run_demo(options, session, Console(stderr=True))
+    raise typer.Exit(status)
 
 
-def replay(
+def _replay(
+    session: Session,
     trace: Annotated[Path, typer.Argument(metavar="FILE", help="Mooncake, Azure, ShareGPT or plain JSONL; may be .gz")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests")] = None,
-    rate: Annotated[
-        float, typer.Option(min=0.001, max=1000, help="Arrivals this much denser, in the engines' time")
-    ] = 1,
-    output: Output = "table",
-    strategy: Annotated[str, typer.Option(help="Strategy to route with")] = "adaptive",
-    engines: Annotated[int, typer.Option(min=1, max=64, help="Emulated engines in all")] = 8,
-    hardware: Annotated[str, typer.Option(help="Key of the emulated hardware")] = "a100-40g-8b",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first requests.")] = None,
+    rate: Annotated[float, typer.Option(min=0.001, max=1000, help="Arrivals so much denser.")] = 1.0,
+    strategy: Annotated[str, typer.Option(help="Strategy to route with.")] = "adaptive",
+    engines: Annotated[int, typer.Option(min=1, max=64, help="Emulated engines.")] = 8,
+    hardware: Hardware = "a100-40g-8b",
     speedup: Speedup = 4.0,
     data_dir: DataDir = None,
 ) -> None:
-    """Send a trace's requests through gateway, scheduler and emulated engines.
+    with _installed():
+        from headway_cli.local.replay import ReplayOptions, run_replay
 
-    Example: headway replay conversation.jsonl --limit 300 --rate 0.5 -o json
-    """
-    _check_output(output)
-    console = Console(stderr=True)
-    try:
-        requests = load_trace(trace, limit=limit)
-    except (TraceError, OSError) as error:
-        console.print(f"[red]trace:[/] {error}", highlight=False)
-        raise typer.Exit(1) from None
-    with _told(console), _directory(data_dir) as directory:
-        nodes = (NodeOptions("node-a", "gold", engines),)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with (
-            Progress(*columns, console=console) as progress,
-            LocalStack(StackOptions(directory, nodes=nodes, hardware=hardware, speedup=speedup)) as stack,
-        ):
-            stack.use_strategy(strategy)
-            bar = progress.add_task(f"replaying {trace.name}", total=len(requests))
-            target: Target = target_of(stack)
-            result = replay_trace(target, requests, rate * speedup, lambda _: progress.advance(bar))
-            left = reservations_left(lambda: stack.status().reservations)
-    summary = summarise(result, speedup=speedup)
-    _print_replay(summary, left, output)
-    raise typer.Exit(0 if summary["lost"] == 0 and left == 0 else 1)
-
-
-def _print_replay(summary: Summary, left: int, output: str) -> None:
-    names = ("requests", "ok", "refused", "lost")
-    if output == "json":
-        figures = {name: summary[name] for name in names}  # type: ignore[literal-required]
-        figures |= {"reservations_left": left}
-        figures |= {name: summary[name] for name in ("ttft_ms", "hit_ratio", "requests_per_s", "statuses")}
-        print(json.dumps(figures, indent=2))
-        return
-    table = Table()
-    for name in (*names, "reservations left", "TTFT mean / p50 / p99, ms", "KV hit ratio, %"):
-        table.add_column(name, justify="right")
-    ttft = summary["ttft_ms"]
-    table.add_row(
-        *(str(summary[name]) for name in names),  # type: ignore[literal-required]
-        str(left),
-        " / ".join("-" if value is None else f"{value:,.0f}" for value in (ttft["mean"], ttft["p50"], ttft["p99"])),
-        "unknown" if summary["hit_ratio"] is None else f"{100 * summary['hit_ratio']:.1f}",
-    )
-    Console().print(table)
-
-
-def _check_output(output: str) -> None:
-    if output not in ("table", "json"):
-        raise typer.BadParameter(f"{output!r} is neither table nor json", param_hint="--output")
+    with _directory(data_dir) as directory:
+        options = ReplayOptions(directory, trace, limit, rate, strategy, engines, hardware, speedup)
+        status = run_replay(options, session, Console(stderr=True))
+    raise typer.Exit(status)
 
 
 @contextmanager
-def _told(console: Console) -> Iterator[None]:
-    """Say in one line why the local stack failed, and exit with 1."""
+def _installed() -> Iterator[None]:
+    """Say which extra is missing where an import fails."""
     try:
         yield
-    except LocalStackError as error:
-        console.print(f"[red]local stack:[/] {error}", highlight=False)
-        raise typer.Exit(1) from None
+    except ImportError as error:
+        raise NotInstalled(error, _EXTRA) from None
 
 
 @contextmanager

@@ -5,15 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from headway_sim.driver import Outcome
 from headway_sim.workloads import ArticleWorkload
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from headway_cli.local.load import Run, flip_under_load, reservations_left, run_article
 from headway_cli.local.picture import draw
+from headway_cli.local.progress import advancing, progress_bars
 from headway_cli.local.stack import LocalStack, StackOptions, TenantOptions
+from headway_cli.output import console as output_console
+from headway_cli.output import print_plain
+from headway_cli.session import Output, Session
 
 __all__ = ["DemoOptions", "run_demo"]
 
@@ -33,11 +35,10 @@ class DemoOptions:
     flip_workload: ArticleWorkload
 
 
-def run_demo(options: DemoOptions, output: str, console: Console) -> int:
+def run_demo(options: DemoOptions, session: Session, console: Console) -> int:
     """Run it; the result goes to standard output, progress to `console`. Returns the exit status."""
     stack_options = StackOptions(options.data_dir, tenants=TENANTS, speedup=options.speedup)
-    columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with progress_bars(console) as progress:
         starting = progress.add_task("starting 14 processes", total=1)
         with LocalStack(stack_options) as stack:
             progress.advance(starting)
@@ -45,11 +46,11 @@ def run_demo(options: DemoOptions, output: str, console: Console) -> int:
             for number, strategy in enumerate((BASELINE, CHALLENGER)):
                 # Other sessions in each run: neither may profit from what the other left anywhere.
                 workload = replace(options.workload, seed=number)
-                bar = progress.add_task(strategy.replace("_", " "), total=workload.requests)
-                runs.append(run_article(stack, strategy, workload, _advance(progress, bar)))
+                on_outcome = advancing(progress, strategy.replace("_", " "), workload.requests)
+                runs.append(run_article(stack, strategy, workload, on_outcome))
             workload = options.flip_workload
-            bar = progress.add_task("flipping the strategy", total=workload.requests)
-            flipped, flips = flip_under_load(stack, (BASELINE, CHALLENGER), workload, _advance(progress, bar))
+            on_outcome = advancing(progress, "flipping the strategy", workload.requests)
+            flipped, flips = flip_under_load(stack, (BASELINE, CHALLENGER), workload, on_outcome)
             left = reservations_left(lambda: stack.status().reservations)
     lost = sum(run.summary["lost"] for run in runs) + flipped["lost"]
     result: dict[str, Any] = {
@@ -62,18 +63,11 @@ def run_demo(options: DemoOptions, output: str, console: Console) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "demo.json").write_text(json.dumps(result, indent=2) + "\n")
     draw(runs, _title(options), options.out / "demo.png")
-    if output == "json":
-        print(json.dumps(result, indent=2))
-    else:
+    if session.output is Output.TABLE:
         _print_table(runs, result, options)
+    else:
+        print_plain(session, result)
     return 0 if lost == 0 and left == 0 else 1
-
-
-def _advance(progress: Progress, bar: Any) -> Any:  # rich's own task id and the driver's callback
-    def advance(_: Outcome) -> None:
-        progress.advance(bar)
-
-    return advance
 
 
 def _figures(run: Run) -> dict[str, Any]:
@@ -111,7 +105,7 @@ def _print_table(runs: list[Run], result: dict[str, Any], options: DemoOptions) 
     old_refused, new_refused = 100 * before["rejected_ratio"], 100 * after["rejected_ratio"]
     points = f"{new_refused - old_refused:+.1f} points"
     table.add_row("refused, %", _number(old_refused, 1), _number(new_refused, 1), points)
-    console = Console()
+    console = output_console()
     console.print(table)
     overheads = ", ".join(f"{_number(run.overhead_ms, 1)} ms under {run.strategy}" for run in runs)
     console.print(

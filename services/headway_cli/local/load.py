@@ -12,15 +12,13 @@ from headway_sim.driver import (
     Summary,
     Target,
     run_closed_loop,
-    run_trace,
     summarise,
 )
-from headway_sim.traces import TraceRequest
 from headway_sim.workloads import ArticleWorkload
 
 from headway_cli.local.stack import LocalStack
 
-__all__ = ["Run", "flip_under_load", "replay", "run_article"]
+__all__ = ["Run", "flip_under_load", "reservations_left", "run_article", "target_of"]
 
 FLIP_EVERY_S: Final = 0.25
 _SETTLE_S: Final = 10.0
@@ -79,11 +77,6 @@ def flip_under_load(
 
     result, flips = asyncio.run(run())
     return summarise(result, speedup=stack.options.speedup), flips
-
-
-def replay(target: Target, requests: Sequence[TraceRequest], rate: float, on_outcome: OnOutcome) -> LoadResult:
-    """Send a trace's requests at their times divided by `rate`."""
-    return asyncio.run(run_trace(target, requests, rate=rate, on_outcome=on_outcome))
 
 
 def reservations_left(count: Callable[[], int]) -> int:

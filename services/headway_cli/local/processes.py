@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from headway_cli.errors import CliError
+
 __all__ = ["LocalStackError", "Process", "wait_for"]
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -19,8 +21,11 @@ _POLL_S: Final = 0.02
 _TAIL_LINES: Final = 15
 
 
-class LocalStackError(Exception):
+class LocalStackError(CliError):
     """A process of the local stack did not start, or died; the message ends with the end of its log."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("LOCAL_STACK", message)
 
 
 @dataclass(slots=True)

@@ -9,11 +9,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 from headway.admin.v1 import admin_pb2, admin_pb2_grpc
 from headway.fleet.v1 import fleet_pb2, fleet_pb2_grpc
+
+if TYPE_CHECKING:
+    from headway_scheduler.store.embedded import EmbeddedPostgres
 
 from headway_cli.local.processes import LocalStackError, Process, wait_for
 
@@ -71,6 +74,7 @@ class LocalStack:
         self.scheduler_port = options.scheduler_port
         self.http_port = 0
         self.gateway_port = options.gateway_port
+        self.postgres: EmbeddedPostgres | None = None
         self.database_url = ""
         self.engines: list[Process] = []
         self.engine_addresses: list[str] = []
@@ -157,10 +161,9 @@ class LocalStack:
         # Only here: the command line must work where the scheduler is not installed.
         from headway_scheduler.store.embedded import EmbeddedPostgres
 
-        postgres = EmbeddedPostgres(self.options.data_dir)
-        url = postgres.start()
-        closers.callback(postgres.stop)
-        return url
+        self.postgres = EmbeddedPostgres(self.options.data_dir)
+        closers.callback(self.postgres.stop)
+        return self.postgres.start()
 
     def _start_engines(self) -> None:
         options = self.options

@@ -28,8 +28,8 @@ from headway_scheduler.errors import (
     QueueFull,
     RequestIdInUse,
     Saturated,
-    unexpected,
 )
+from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.columns import FloatColumn, Slots
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.fleet.ledger import Booking, EndCause, Ledger, Leg, Owner, Reservation
@@ -99,7 +99,10 @@ class _Choice:
 
 
 class Dispatcher:
-    """Decides and reserves. `wake` is called when a pass over the holds is worth making."""
+    """Decides and reserves. `wake` is called when a pass over the holds is worth making.
+
+    Until `settled_at` the fleet is still being learned, after a start: what finds no endpoint yet is held for it.
+    """
 
     def __init__(
         self,
@@ -122,6 +125,7 @@ class Dispatcher:
         self.guards = SoftGuards(fleet.columns)
         self.wake: Callable[[], None] = lambda: None
         self.routes = 0
+        self.settled_at = float("-inf")
         self._fingerprints, self._costs, self._history, self._salts = fingerprints, costs, history, salts
         self._random = random
         self._end_interval_s = 1.0
@@ -145,11 +149,11 @@ class Dispatcher:
         if held is not None:
             if not _same(held.work, work):
                 raise RequestIdInUse(request.request_id)
-            return held.join(owner, self._until(request, now, deadline))
+            return held.join(owner, self._until(request, now, deadline, self._saturated()))
         inflight = self.ledger.tenant_inflight.get(tenant.id, 0) + self.holds.tenants.get(tenant.id, 0)
         self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
         try:
-            return self._dispatch(work, now) or self._hold(work, now, deadline)
+            return self._dispatch_or_hold(work, now, deadline)
         except BaseException:
             self.quotas.refund(tenant.id, work.estimated_tokens)
             raise
@@ -465,8 +469,18 @@ class Dispatcher:
 
     # Inside, holds and refusals
 
-    def _hold(self, work: Work, now: float, deadline: float | None) -> Waiter:
-        until = self._until(work.request, now, deadline)
+    def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
+        try:
+            decision = self._dispatch(work, now)
+        except NoEndpoints as error:
+            if now >= self.settled_at:
+                raise
+            return self._hold(work, now, deadline, error)
+        return decision or self._hold(work, now, deadline, self._saturated())
+
+    def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError) -> Waiter:
+        """Keep the request waiting; where it may not wait, raise `otherwise`."""
+        until = self._until(work.request, now, deadline, otherwise)
         if len(self.holds) >= self.holds.limit:
             raise QueueFull(f"{self.holds.limit} calls are held already", retry_after_s=self._retry_after())
         hold = Hold(work)
@@ -482,13 +496,13 @@ class Dispatcher:
         if self.holds.remove(hold):
             self.quotas.refund(hold.work.request.tenant, hold.work.estimated_tokens)
 
-    def _until(self, request: Request, now: float, deadline: float | None) -> float:
-        """How long a call may be held. Raises Saturated if not at all."""
+    def _until(self, request: Request, now: float, deadline: float | None, otherwise: HeadwayError) -> float:
+        """How long a call may be held. Raises `otherwise` if not at all."""
         until = now + self._max_wait(request)
         if deadline is not None:
             until = min(until, deadline - self.config.deadline_margin_s)
         if until <= now:
-            raise self._saturated()
+            raise otherwise
         return until
 
     def _max_wait(self, request: Request) -> float:

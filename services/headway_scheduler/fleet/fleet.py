@@ -333,6 +333,8 @@ class Fleet:
         columns, slot = self.columns, endpoint.slot
         endpoint.sample, endpoint.ready = sample, sample.ready
         columns.sampled_at[slot] = now
+        columns.running[slot] = sample.running.or_nan()
+        columns.waiting[slot] = sample.waiting.or_nan()
         columns.kv_use[slot] = sample.kv_use.or_nan()
         # What the engine has beyond our reservations: nothing that we know of, where it does not say. Never negative:
         # what we just sent may not be there yet.

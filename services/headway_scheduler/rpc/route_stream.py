@@ -17,7 +17,8 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.report import ReportStatus
-from headway_scheduler.errors import HeadwayError, InvalidField, unexpected
+from headway_scheduler.errors import HeadwayError, InvalidField
+from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import decision_to_proto, request_from_proto
@@ -78,12 +79,12 @@ class RouteStreamSession:
     async def _read(self, requests: AsyncIterator[pb.RouteStreamRequest]) -> None:
         async for message in requests:
             now = self._scheduler.clock()
+            for resumed in message.resumes:
+                self._start_resume(resumed)
             for report in message.reports:
                 self._report(report, now)
             # A client may give up what it asks for in the same message.
             early = [number for number in message.cancels if not self._cancel(number, now)]
-            for resumed in message.resumes:
-                self._start_resume(resumed)
             for call in message.routes:
                 self._route(call, now)
             for number in early:
@@ -151,7 +152,7 @@ class RouteStreamSession:
 
     async def _resume(self, message: pb.ResumedReservation) -> None:
         result = await self._resumer.resume(message, self._principal, self._owner)
-        self._out.resume_results.append(result)  # only now: the message may have been written meanwhile
+        self._out.resume_results.append(result)  # the message to come, which may be another than before the wait
         self._wake(1)
 
     # Out

@@ -56,7 +56,7 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
             ],
         )
         self._health = HealthServicer()

@@ -1,5 +1,6 @@
 """The Telemetry service: one stream from each agent."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +12,7 @@ from headway.telemetry.v1 import telemetry_pb2_grpc
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.endpoint import SchedulingState
+from headway_scheduler.domain.telemetry import Hello
 from headway_scheduler.errors import DuplicateNode, HeadwayError, InvalidField
 from headway_scheduler.fleet.fleet import Node
 from headway_scheduler.rpc.authentication import current_principal
@@ -47,7 +49,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                 if kind == "hello":
                     if node is not None and node.id != message.hello.node:
                         raise InvalidField("hello.node", f"this stream speaks for {node.id!r}")
-                    node = self._hello(message.hello)
+                    node = await self._hello(message.hello)
                     connection, resync_asked = node.connection, False
                     yield pb.ConnectResponse(welcome=self._welcome())
                 elif node is None:
@@ -76,11 +78,11 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                 fleet.disconnect(node, connection)
                 log.info("agent_disconnected", node=node.id)
 
-    def _hello(self, message: pb.Hello) -> Node:
+    async def _hello(self, message: pb.Hello) -> Node:
         scheduler = self._scheduler
         authorize_node(current_principal(), message.node)
         hello = hello_from_proto(message)
-        node = scheduler.fleet.connect(hello, scheduler.clock())
+        node = await self._connected(hello)
         node.clock_skew_s = 0.0 if hello.clock_s is None else hello.clock_s - time.time()
         if abs(node.clock_skew_s) > scheduler.fleet.config.clock_skew_warning_s:
             # Only a warning: all times are taken by the scheduler's own clock.
@@ -89,6 +91,19 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             "agent_connected", node=node.id, devices=len(hello.devices), endpoints=[spec.id for spec in hello.endpoints]
         )
         return node
+
+    async def _connected(self, hello: Hello) -> Node:
+        """The node, of this agent from now on.
+
+        A restarted agent may come back before its old stream is known to be dead: it gets the time in which that one
+        would have to send a sample. A second agent of the same name is refused after it. Raises DuplicateNode.
+        """
+        fleet, clock = self._scheduler.fleet, self._scheduler.clock
+        try:
+            return fleet.connect(hello, clock())
+        except DuplicateNode:
+            await asyncio.sleep(fleet.config.stale_after_s)
+            return fleet.connect(hello, clock())
 
     def _welcome(self) -> pb.Welcome:
         config = self._scheduler.config

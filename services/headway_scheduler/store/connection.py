@@ -127,7 +127,9 @@ class Database:
     def _down(self, cause: str) -> StoreDown:
         log.warning("store_unreachable", cause=cause)
         self._availability.note(False)
-        return StoreDown("the store cannot be reached; nothing was changed, try again", retry_after_s=RETRY_AFTER_S)
+        # No promise about a write: its commit may be what was cut off.
+        message = "Postgres cannot be reached; try again, a write with the same request_id"
+        return StoreDown(message, retry_after_s=RETRY_AFTER_S)
 
 
 async def _as_coroutine(attempt: Callable[[], Awaitable[T]]) -> T:

@@ -277,7 +277,7 @@ class TestSaving:
 
     async def test_a_task_that_fails_is_started_again(self, monkeypatch):
         monkeypatch.setattr("headway_scheduler.app._RESTART_S", 0.001)
-        monkeypatch.setattr("headway_scheduler.app._TICK_S", 0.001)
+        monkeypatch.setattr("headway_scheduler.app.TICK_S", 0.001)
         rig = self.scheduler()
         sweeps = []
 

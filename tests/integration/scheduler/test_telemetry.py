@@ -41,17 +41,19 @@ async def test_hello_first(served):
     assert (error.code, error.field) == (CODE.INVALID_ARGUMENT, "hello")
 
 
-async def test_two_agents_with_one_name(served):
-    first = await served.agent()
-    second = await served.agent("n", endpoint(5), instance="i2", wait=False)
-    error = await second.error()
-    assert (error.code, error.reason, error.field) == (CODE.ALREADY_EXISTS, "DUPLICATE_NODE", "hello.node")
-    assert sorted(served.scheduler.fleet.endpoints) == ["10.0.0.1:8000@0", "10.0.0.2:8000@0"]
-    await first.sample()
-    await first.leave()
-    await eventually(lambda: not served.scheduler.fleet.nodes["n"].connected)
-    await served.agent("n", endpoint(5), instance="i2")
-    assert list(served.scheduler.fleet.endpoints) == ["10.0.0.5:8000@0"]
+async def test_two_agents_with_one_name(database_url):
+    async with serving(database_url, stale_after_s=1.0) as served:
+        first = await served.agent()
+        second = await served.agent("n", endpoint(5), instance="i2", wait=False)
+        while not second.reader.done():
+            await first.sample()
+        error = await second.error()
+        assert (error.code, error.reason, error.field) == (CODE.ALREADY_EXISTS, "DUPLICATE_NODE", "hello.node")
+        assert sorted(served.scheduler.fleet.endpoints) == ["10.0.0.1:8000@0", "10.0.0.2:8000@0"]
+        await first.leave()
+        await eventually(lambda: not served.scheduler.fleet.nodes["n"].connected)
+        await served.agent("n", endpoint(5), instance="i2")
+        assert list(served.scheduler.fleet.endpoints) == ["10.0.0.5:8000@0"]
 
 
 async def test_an_older_stream_of_the_same_agent_has_no_say(served):

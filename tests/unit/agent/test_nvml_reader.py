@@ -1,5 +1,8 @@
 """Each hazard of the field, played by a fake NVML."""
 
+import inspect
+
+import pynvml
 import pytest
 from fakes.nvml import (
     GIB,
@@ -14,6 +17,7 @@ from fakes.nvml import (
     instance,
     scenario,
 )
+from headway_agent.devices import nvml_reader
 from headway_agent.devices.base import DeviceEventKind, DeviceKind, DeviceReading, MissingReason
 from headway_agent.devices.nvml_reader import LibraryBrokenError, NvmlReader
 
@@ -236,3 +240,50 @@ def test_no_process_list_is_ever_read():
     reader = opened(gpu("GPU-a"))
     reader.read("GPU-a")
     assert not [c for c in reader.library.calls if "Process" in c]
+
+
+def test_the_fake_has_only_what_the_real_binding_has():
+    functions = {n: f for n, f in vars(FakeNvml).items() if n.startswith("nvml") and callable(f)}
+    assert functions
+    for name, fake in functions.items():
+        real = getattr(pynvml, name)
+        _self, *ours = inspect.signature(fake).parameters
+        theirs = inspect.signature(real).parameters.values()
+        needed = [p for p in theirs if p.default is inspect.Parameter.empty]
+        assert len(needed) <= len(ours) <= len(theirs), name
+    for name in ("NVMLError", "NVML_GPM_METRICS_GET_VERSION", "nvmlMemory_v2", "c_nvmlGpmMetricsGet_t"):
+        assert hasattr(pynvml, name)
+
+
+def test_the_codes_and_bits_are_the_bindings():
+    codes = {
+        "UNINITIALIZED": nvml_reader._UNINITIALIZED,
+        "INVALID_ARGUMENT": nvml_reader._INVALID_ARGUMENT,
+        "NOT_SUPPORTED": nvml_reader._NOT_SUPPORTED,
+        "NO_PERMISSION": nvml_reader._NO_PERMISSION,
+        "NOT_FOUND": nvml_reader._NOT_FOUND,
+        "DRIVER_NOT_LOADED": nvml_reader._DRIVER_NOT_LOADED,
+        "LIBRARY_NOT_FOUND": nvml_reader._LIBRARY_NOT_FOUND,
+        "FUNCTION_NOT_FOUND": nvml_reader._FUNCTION_NOT_FOUND,
+        "GPU_IS_LOST": nvml_reader._GPU_IS_LOST,
+        "RESET_REQUIRED": nvml_reader._RESET_REQUIRED,
+        "LIB_RM_VERSION_MISMATCH": nvml_reader._VERSION_MISMATCH,
+        "VGPU_ECC_NOT_SUPPORTED": nvml_reader._VGPU_ECC_NOT_SUPPORTED,
+        "ARGUMENT_VERSION_MISMATCH": nvml_reader._ARGUMENT_VERSION_MISMATCH,
+        "DEPRECATED": nvml_reader._DEPRECATED,
+        "GPU_NOT_FOUND": nvml_reader._GPU_NOT_FOUND,
+    }
+    assert codes == {name: getattr(pynvml, f"NVML_ERROR_{name}") for name in codes}
+    assert pynvml.NVML_GPM_METRIC_SM_UTIL == nvml_reader._GPM_SM_UTILIZATION
+    assert pynvml.nvmlEventTypeXidCriticalError == nvml_reader._EVENT_XID
+    assert pynvml.nvmlEventTypeDoubleBitEccError == nvml_reader._EVENT_ECC_DOUBLE_BIT
+    assert pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN == nvml_reader._THRESHOLD_SLOWDOWN
+    assert pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED == nvml_reader._ECC_UNCORRECTED
+    assert pynvml.NVML_VOLATILE_ECC == nvml_reader._ECC_VOLATILE
+    assert {
+        pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+        pynvml.nvmlClocksEventReasonHwSlowdown: "hw_slowdown",
+        pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal",
+        pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hw_thermal",
+        pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power_brake",
+    } == nvml_reader._THROTTLES

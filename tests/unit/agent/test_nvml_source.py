@@ -106,6 +106,19 @@ async def test_a_hanging_gpu_is_stale_and_the_others_are_read_on(host, source):
     await measured(source, "GPU-a")
 
 
+async def test_a_child_that_outlives_its_kill_is_not_joined_by_a_second(host, source):
+    """It hangs in the kernel: SIGKILL waits there too."""
+    host.has(gpu("GPU-a"))
+    await measured(source, "GPU-a")
+    process = source._child.process
+    source._child.killed = True
+    await missing(source, "GPU-a", MissingReason.STALE)
+    assert source._child.process is process
+    process.kill()
+    await measured(source, "GPU-a")
+    assert source._child.process is not process
+
+
 async def test_a_killed_child_is_replaced(host, source):
     host.has(gpu("GPU-a"))
     await measured(source, "GPU-a")

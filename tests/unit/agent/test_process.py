@@ -1,12 +1,16 @@
 """The agent as a process of its own: what it loads, what it prints, how it ends."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 
+import psutil
+import pytest
+from fakes.nvml import gpu, scenario
 from fakes.telemetry import running_scheduler
 from fakes.waiting import eventually
 
@@ -15,7 +19,7 @@ ENV = {
     "PYTHONPATH": os.pathsep.join(sys.path),
     "HEADWAY_AGENT_DEVICES": '[{"kind": "cpu"}, {"kind": "simulated"}]',
 }
-FOREIGN = {"sqlalchemy", "numpy", "psycopg", "typer", "yaml", "rich", "msgspec", "headway_scheduler"}
+FOREIGN = {"sqlalchemy", "numpy", "psycopg", "typer", "yaml", "msgspec", "headway_scheduler"}
 
 
 def test_the_agent_extra_alone_is_enough():
@@ -35,16 +39,58 @@ def test_dump_prints_one_sample_as_json():
     assert len(dumped["sample"]["devices"]) == 2
 
 
+def ended(process):
+    """Is it gone, or only waiting for somebody to ask how it went?"""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextlib.asynccontextmanager
+async def running_process(scheduler, **env):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "headway_agent.main",
+        env={**ENV, "HEADWAY_AGENT_SCHEDULERS": scheduler.address, **env},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
 async def test_sigterm_ends_it_kindly():
-    async with running_scheduler() as scheduler:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "headway_agent.main", env={**ENV, "HEADWAY_AGENT_SCHEDULERS": scheduler.address},
-            stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+    async with running_scheduler() as scheduler, running_process(scheduler) as process:
         await eventually(lambda: scheduler.streams and scheduler.stream.of("sample"), timeout_s=30)
         process.send_signal(signal.SIGTERM)
         _, logged = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode == 0
-    assert scheduler.stream.half_closed
+        assert process.returncode == 0
+        assert scheduler.stream.half_closed
     events = [json.loads(line)["event"] for line in logged.splitlines()]
     assert (events[0], events[-1]) == ("agent_started", "agent_stopped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_the_nvml_process_ends_with_the_agent_however_it_ends(number, tmp_path):
+    path = tmp_path / "nvml.json"
+    path.write_text(json.dumps(scenario(gpu("GPU-a"))))
+    env = {
+        "HEADWAY_AGENT_DEVICES": '[{"kind": "nvml", "library": "fakes.nvml"}]',
+        "FAKE_NVML": str(path),
+    }
+    async with running_scheduler() as scheduler, running_process(scheduler, **env) as process:
+
+        def told_of_the_gpu():
+            hellos = scheduler.stream.of("hello") if scheduler.streams else []
+            return [d.uuid for d in hellos[-1].devices] == ["GPU-a"] if hellos else False
+
+        await eventually(told_of_the_gpu, timeout_s=30)
+        (child,) = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        await asyncio.wait_for(process.wait(), 30)
+        await eventually(lambda: ended(child))

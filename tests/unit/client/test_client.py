@@ -333,6 +333,48 @@ async def test_a_draining_scheduler_is_left_and_its_reservations_move(router: Fa
         await second.until(lambda: second.outcomes["OUTCOME_SUCCESS"] == 1)
 
 
+async def test_a_scheduler_that_only_comes_and_goes_does_not_put_fail_open_off(router: FakeRouter) -> None:
+    router.scene.refusal = status_of(grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN", "going away")
+    async with make_client(router, options=FAST) as client:
+        await client.wait_connected()
+        reservation = await client.route(ask())
+        assert reservation.fail_open
+        assert client.stats.reconnects >= 1
+        assert client.stats.refusals == 0
+
+
+async def test_an_answer_that_comes_after_its_caller_left_is_given_back(router: FakeRouter) -> None:
+    async with make_client(router) as client:
+        task = asyncio.create_task(client.ask(ask("late")))
+        await router.until(lambda: router.history)
+        task.cancel()  # The answer is on its way.
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await router.until(lambda: not router.live)
+    assert router.outcomes == {"OUTCOME_CANCELLED": 1}
+
+
+async def test_a_silent_target_is_passed_over(router: FakeRouter, second: FakeRouter) -> None:
+    router.scene.hung = True
+    async with make_client(router, second, options=FAST) as client:
+        await client.wait_connected()
+        assert not (await client.route(ask("r"))).fail_open
+        assert client.stats.connect_failures == 1
+    assert [h.request_id for h in second.history] == ["r"]
+
+
+async def test_a_scheduler_that_hangs_while_idle_is_noticed(router: FakeRouter) -> None:
+    options = ClientOptions(fail_open_after_s=0.2, connect_timeout_s=0.2, idle_ping_s=0.05, backoff_max_s=0.05)
+    async with make_client(router, options=options) as client:
+        await client.wait_connected()
+        await eventually(lambda: client.stats.pings >= 3)
+        assert client.stats.unresponsive == 0
+        router.scene.hung = True
+        await eventually(lambda: client.stats.unresponsive == 1 and not client.connected)
+        await router.wake()
+        await eventually(lambda: client.connected)
+
+
 async def test_a_refused_credential_is_told_and_never_routed_around(router: FakeRouter) -> None:
     router.scene.stream_refusal = status_of(grpc.StatusCode.UNAUTHENTICATED, "NO_CREDENTIAL", "who?")
     async with make_client(router, options=FAST) as client:

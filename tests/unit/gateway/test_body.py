@@ -85,6 +85,7 @@ def test_embeddings_are_short() -> None:
         ("chat/completions", b'{"model": "secret words', None),
         ("chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "\xff"}]}', None),
         ("chat/completions", b"[]", None),
+        ("chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', None),
     ],
 )
 def test_what_is_wrong_is_named(api: str, raw: bytes, param: str | None) -> None:

@@ -51,3 +51,20 @@ def test_an_unreadable_file_is_named(tmp_path: Path, text: str) -> None:
         load_settings(file)
     with pytest.raises(ConfigError, match=r"absent\.toml"):
         load_settings(tmp_path / "absent.toml")
+
+
+def test_the_token_may_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("hw_secret\n")
+    monkeypatch.setenv("HEADWAY_GATEWAY_TOKEN_FILE", str(file))
+    assert load_settings().token.get_secret_value() == "hw_secret"
+    assert "hw_secret" not in repr(load_settings())
+
+
+def test_a_token_twice_or_an_absent_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWAY_GATEWAY_TOKEN_FILE", str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=r"token_file: .*absent cannot be read: No such file"):
+        load_settings()
+    monkeypatch.setenv("HEADWAY_GATEWAY_TOKEN", "hw_secret")
+    with pytest.raises(ConfigError, match="token and token_file exclude each other"):
+        load_settings()

@@ -34,7 +34,7 @@ def test_all_problems_are_reported_at_once_each_with_its_variable(environment):
 
 
 def test_an_unknown_setting_alone(environment):
-    assert problems(environment, STALE_AFTER="9") == ["HEADWAY_SCHEDULER_STALE_AFTER: there is no such setting"]
+    assert problems(environment, STALE_AFTER="9") == ["HEADWAY_SCHEDULER_STALE_AFTER: no such setting"]
 
 
 @pytest.mark.parametrize(

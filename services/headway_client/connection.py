@@ -1,0 +1,164 @@
+"""One stream at a time, to one scheduler of several."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from headway.routing.v1 import routing_pb2 as pb
+from headway.routing.v1 import routing_pb2_grpc
+
+from headway_client.backoff import Backoff
+from headway_client.options import ClientOptions
+from headway_client.outbox import Outbox
+from headway_client.stats import ClientStats
+
+__all__ = ["STABLE_AFTER_S", "Connection", "StreamListener"]
+
+log = structlog.get_logger(__name__)
+
+STABLE_AFTER_S = 1.0
+"""A stream that lived shorter counts as a failed attempt."""
+
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # The client has its own backoff; gRPC's would only be added to it.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+class StreamListener(Protocol):
+    """Who is told what happens on the stream."""
+
+    def welcomed(self, first: pb.RouteStreamResponse, target: str) -> None:
+        """Take note of a new stream and its first message."""
+
+    def received(self, message: pb.RouteStreamResponse) -> None:
+        """Take any further message."""
+
+    def lost(self) -> None:
+        """Take note that a stream which had been welcomed is over."""
+
+    def unavailable(self, target: str, error: grpc.aio.AioRpcError) -> None:
+        """Take note of the status that ended a stream, welcomed or not."""
+
+
+class Connection:
+    """Keeps a stream open: stays with the first target that answers, moves on when that one does not."""
+
+    def __init__(
+        self,
+        targets: Sequence[str],
+        token: str,
+        credentials: grpc.ChannelCredentials | None,
+        options: ClientOptions,
+        outbox: Outbox,
+        stats: ClientStats,
+        listener: StreamListener,
+        clock: Callable[[], float],
+        rng: random.Random,
+    ) -> None:
+        self._targets = tuple(targets)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._credentials = credentials
+        self._options = options
+        self._outbox = outbox
+        self._stats = stats
+        self._listener = listener
+        self._clock = clock
+        self._backoff = Backoff(rng, options.backoff_initial_s, options.backoff_max_s)
+        self._leaving: asyncio.Future[None] | None = None
+
+    async def run(self) -> None:
+        """Serve until the outbox is closed and written, or the task is cancelled."""
+        failures = 0
+        for position in itertools.count():
+            lived = await self._serve(self._targets[position % len(self._targets)])
+            if self._outbox.is_closed:
+                return
+            failures = 0 if lived else failures + 1
+            if lived:
+                self._backoff.reset()
+            if failures >= len(self._targets):
+                await asyncio.sleep(self._backoff.next_s())
+
+    def leave(self) -> None:
+        """Give the present stream up."""
+        _resolve(self._leaving)
+
+    def leave_after(self, delay_s: float) -> None:
+        """Give the present stream up, if it is still the present one by then."""
+        asyncio.get_running_loop().call_later(delay_s, _resolve, self._leaving)
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
+        if self._credentials is not None:
+            return grpc.aio.secure_channel(target, self._credentials, options=_CHANNEL_OPTIONS)
+        return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+
+    async def _serve(self, target: str) -> bool:
+        """Hold a stream to one scheduler until it ends; return whether it lived for a while."""
+        welcomed_at: float | None = None
+        async with self._channel(target) as channel:
+            stream = routing_pb2_grpc.RouterStub(channel).RouteStream(metadata=self._metadata)
+            try:
+                first = await asyncio.wait_for(stream.read(), self._options.connect_timeout_s)
+                if isinstance(first, pb.RouteStreamResponse):
+                    welcomed_at = self._clock()
+                    self._leaving = asyncio.get_running_loop().create_future()
+                    self._listener.welcomed(first, target)
+                    await self._exchange(stream, self._leaving)
+                log.info("scheduler_stream_ended", target=target)
+            except grpc.aio.AioRpcError as error:
+                log.info("scheduler_unavailable", target=target, code=error.code().name)
+                self._listener.unavailable(target, error)
+            except TimeoutError:
+                log.info("scheduler_silent", target=target)
+            finally:
+                self._leaving = None
+                stream.cancel()
+        if welcomed_at is None:
+            self._stats.connect_failures += 1
+            return False
+        self._listener.lost()
+        return self._clock() - welcomed_at >= STABLE_AFTER_S
+
+    async def _exchange(self, stream: "grpc.aio.StreamStreamCall[Any, Any]", leaving: asyncio.Future[None]) -> None:
+        """Read and write until the stream ends or is to be left."""
+        reader = asyncio.create_task(self._read(stream))
+        writer = asyncio.create_task(self._write(stream))
+        try:
+            await asyncio.wait({reader, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+        finally:
+            leaving.cancel()
+            reader.cancel()
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _read(self, stream: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
+        while isinstance(message := await stream.read(), pb.RouteStreamResponse):
+            self._listener.received(message)
+
+    async def _write(self, stream: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
+        try:
+            while (message := await self._outbox.next_message(self._clock)) is not None:
+                await stream.write(message)
+            await stream.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # A stream that cannot be written has ended: its reader says how.
+            self._outbox.unsend()
+
+
+def _resolve(leaving: asyncio.Future[None] | None) -> None:
+    if leaving is not None and not leaving.done():
+        leaving.set_result(None)

@@ -1,0 +1,157 @@
+"""The credentials of a first start: made where they are missing, so that agents and gateways need no admin to come in.
+
+A TOML file lists them, and names for each the file that holds its token: the same file that its owner reads.
+
+    [[credentials]]
+    id = "agent-a"
+    role = "agent"
+    node = "node-a"
+    token_file = "/run/secrets/agent-a.token"
+"""
+
+import hashlib
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import structlog
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from headway_scheduler.domain import names
+from headway_scheduler.domain.desired import Credential, Role
+from headway_scheduler.errors import DuplicateName, InvalidField, UnknownResource
+from headway_scheduler.store.base import DesiredStore, Write
+
+__all__ = ["Bootstrap", "create_missing", "read_bootstrap"]
+
+log = structlog.get_logger()
+
+_SHORTEST_TOKEN: Final = 16
+_LONGEST_TOKEN: Final = 512
+
+
+def _digest(token_file: object) -> bytes:
+    """The SHA-256 of the token in a file; the token itself is not kept."""
+    if not isinstance(token_file, str | Path):
+        raise ValueError("must be a path")
+    try:
+        token = Path(token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{token_file} cannot be read: {_reason(error)}") from error
+    if not _SHORTEST_TOKEN <= len(token) <= _LONGEST_TOKEN or len(token.split()) != 1:
+        raise ValueError(f"{token_file} must hold one token of {_SHORTEST_TOKEN} to {_LONGEST_TOKEN} characters")
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _reason(error: OSError | UnicodeDecodeError) -> str:
+    return error.strerror or "no reason given" if isinstance(error, OSError) else "it is not ASCII"
+
+
+class BootstrapCredential(BaseModel):
+    """One credential. An agent has a node, a router has tenants (`*` for any), as in the Admin service."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str
+    role: Role
+    token_sha256: Annotated[bytes, BeforeValidator(_digest)] = Field(validation_alias="token_file")
+    node: str = ""
+    tenants: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> "BootstrapCredential":
+        problems = [*_wrong_names(self), *_wrong_scope(self)]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def credential(self) -> Credential:
+        """As the store keeps it."""
+        return Credential(self.id, self.role, self.token_sha256, self.node, self.tenants)
+
+
+def _wrong_names(entry: BootstrapCredential) -> list[str]:
+    ids = [(names.CREDENTIALS, entry.id, "id"), *((names.TENANTS, t, "tenants") for t in entry.tenants if t != "*")]
+    if entry.node:
+        ids.append((names.NODES, entry.node, "node"))
+    problems = []
+    for collection, identifier, field in ids:
+        try:
+            names.check_id(collection, identifier, field)
+        except InvalidField as error:
+            problems.append(error.message)
+    return problems
+
+
+def _wrong_scope(entry: BootstrapCredential) -> list[str]:
+    problems = []
+    if (entry.role is Role.AGENT) != bool(entry.node):
+        problems.append("node: is required for an agent, and only for an agent")
+    if entry.role is Role.ROUTER and not entry.tenants:
+        problems.append("tenants: is required for a router, `*` for any")
+    if entry.role in {Role.AGENT, Role.VIEWER} and entry.tenants:
+        problems.append("tenants: is only for routers and admins")
+    return problems
+
+
+class Bootstrap(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    credentials: tuple[BootstrapCredential, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Bootstrap":
+        ids = Counter(entry.id for entry in self.credentials)
+        problems = [f"credentials: {id_!r} is listed twice" for id_, count in ids.items() if count > 1]
+        if len({entry.token_sha256 for entry in self.credentials}) < len(self.credentials):
+            problems.append("credentials: two have the same token")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def read_bootstrap(path: object) -> Any:  # whatever the file holds: Bootstrap checks it
+    """The contents of the file, with its relative paths taken from where it lies. Raises ValueError."""
+    if not isinstance(path, str | Path):
+        return path
+    file = Path(path)
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    entries = content.get("credentials")
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get("token_file"), str):
+            entry["token_file"] = file.parent / entry["token_file"]
+    return content
+
+
+async def create_missing(store: DesiredStore, credentials: Sequence[Credential]) -> None:
+    """Add those whose id is not in the store; those that are stay as they are, revoked ones too. Raises StoreDown.
+
+    What cannot be added is logged and left out: a scheduler that serves is worth more than one that waits for it.
+    """
+    held = (await store.load()).credentials
+    for wanted in credentials:
+        kept = held.get(wanted.id)
+        if kept is None:
+            await _create(store, wanted)
+        elif kept.token_sha256 != wanted.token_sha256:
+            log.warning("bootstrap_token_ignored", credential=wanted.id, why="it exists with another token")
+
+
+async def _create(store: DesiredStore, credential: Credential) -> None:
+    try:
+        await store.create(credential, Write(principal="scheduler", method="Bootstrap"))
+    except DuplicateName:
+        log.debug("bootstrap_credential_exists", credential=credential.id)  # another scheduler was faster
+    except (InvalidField, UnknownResource) as error:
+        log.error("bootstrap_credential_refused", credential=credential.id, problem=error.message)
+    else:
+        log.info("bootstrap_credential_created", credential=credential.id, role=credential.role.value)

@@ -1,0 +1,76 @@
+"""The table of methods and roles."""
+
+import pytest
+from google.protobuf.descriptor import ServiceDescriptor
+from headway.admin.v1 import admin_pb2
+from headway.fleet.v1 import fleet_pb2
+from headway.routing.v1 import routing_pb2
+from headway.telemetry.v1 import telemetry_pb2
+from headway_scheduler.domain.desired import Principal, Role
+from headway_scheduler.errors import NotPermitted
+from headway_scheduler.rpc.authorization import ROLES, authorize, authorize_node
+
+SERVICES: list[ServiceDescriptor] = [
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"],
+    fleet_pb2.DESCRIPTOR.services_by_name["Fleet"],
+    routing_pb2.DESCRIPTOR.services_by_name["Router"],
+    telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"],
+]
+METHODS = [(service.name, method.name, f"/{service.full_name}/{method.name}") for service in SERVICES
+           for method in service.methods]  # fmt: skip
+
+# Written out, so that a change of the table is a change of this test. A verb of Admin is its first word.
+EXPECTED = {
+    ("Router", "*"): {"router", "admin"},
+    ("Telemetry", "*"): {"agent", "admin"},
+    ("Fleet", "*"): {"viewer", "admin", "router"},
+    ("Admin", "Get"): {"viewer", "admin"},
+    ("Admin", "List"): {"viewer", "admin"},
+    **{("Admin", verb): {"admin"}
+       for verb in ("Create", "Update", "Delete", "Enable", "Disable", "Rollback", "Revoke", "Set")},
+}  # fmt: skip
+
+
+def verb_of(method: str) -> str:
+    return next(method[:end] for end in range(1, len(method)) if method[end].isupper())
+
+
+def test_the_table_covers_every_method_and_no_other() -> None:
+    assert set(ROLES) == {path for _, _, path in METHODS}
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize(("service", "method", "path"), METHODS, ids=lambda value: str(value).rpartition("/")[2])
+def test_who_may_call_what(service: str, method: str, path: str, role: Role) -> None:
+    key = (service, verb_of(method) if service == "Admin" else "*")
+    principal = Principal("someone", role, "gpu-1")
+    if role.value in EXPECTED[key]:
+        authorize(principal, path)
+    else:
+        with pytest.raises(NotPermitted) as refused:
+            authorize(principal, path)
+        assert refused.value.facts == {"principal": "someone", "role": role.value, "method": path}
+
+
+def test_a_method_outside_the_table_is_refused() -> None:
+    with pytest.raises(NotPermitted):
+        authorize(Principal("root", Role.ADMIN), "/headway.admin.v1.Admin/Nonsense")
+
+
+@pytest.mark.parametrize(
+    ("role", "own", "node", "allowed"),
+    [
+        (Role.AGENT, "gpu-1", "gpu-1", True),
+        (Role.AGENT, "gpu-1", "gpu-2", False),
+        (Role.AGENT, "", "gpu-2", False),
+        (Role.ADMIN, "", "gpu-2", True),
+        (Role.ROUTER, "gpu-1", "gpu-1", False),
+    ],
+)
+def test_an_agent_speaks_for_its_own_node(role: Role, own: str, node: str, allowed: bool) -> None:
+    principal = Principal("someone", role, own)
+    if allowed:
+        authorize_node(principal, node)
+    else:
+        with pytest.raises(NotPermitted):
+            authorize_node(principal, node)
