@@ -87,6 +87,8 @@ class Config(BaseSettings):
             for name, address in addresses.items()
             if not _is_address(address)
         ]
+        if self.stale_after_s <= self.telemetry_interval_s:
+            problems.append("stale_after_s must be above telemetry_interval_s: agents speak no more often")
         if (self.tls_certificate is None) != (self.tls_key is None):
             problems.append("tls_certificate and tls_key must be given together")
         if not problems and not self.on_loopback:

@@ -26,6 +26,7 @@ from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.strategies.catalog import BUILT_IN
 
 MODEL = "m"
+NO_USAGE = Usage()
 
 
 class Clock:
@@ -80,7 +81,9 @@ def gpu(uuid, memory=100.0, kind=DeviceKind.GPU, **changes):
 
 
 def engine_sample(of, running=UNKNOWN, waiting=UNKNOWN, kv_use=UNKNOWN, ready=True):
-    values = [each if isinstance(each, Measurement) else Measurement(float(each)) for each in (running, waiting, kv_use)]
+    values = [
+        each if isinstance(each, Measurement) else Measurement(float(each)) for each in (running, waiting, kv_use)
+    ]
     return EngineSample(of.address, of.dp_rank, *values, ready=ready)
 
 
@@ -173,7 +176,7 @@ class Rig:
     def served_by(self, decision, endpoint):
         return self.report(decision, ServedBy(endpoint))
 
-    def finish(self, decision, outcome=Outcome.SUCCESS, usage=Usage(), owner=None, **changes):
+    def finish(self, decision, outcome=Outcome.SUCCESS, usage=NO_USAGE, owner=None, **changes):
         return self.report(decision, Finished(outcome, usage, **changes), owner)
 
     def where(self, decision):

@@ -29,6 +29,7 @@ from headway_scheduler.errors import (
     RequestIdInUse,
     Saturated,
 )
+from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.columns import FloatColumn, Slots
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.fleet.ledger import Booking, EndCause, Ledger, Leg, Owner, Reservation
@@ -189,6 +190,10 @@ class Dispatcher:
                 decision = self._dispatch(hold.work, now)
             except HeadwayError:
                 decision = None  # its pool is gone for now; it may come back before the hold expires
+            except Exception as error:  # it fails alone, and must not stop every pass before those behind it
+                self._let_go(hold)
+                hold.settle(unexpected(error))
+                continue
             if decision is None:
                 full.add(part)
             elif self.holds.remove(hold):

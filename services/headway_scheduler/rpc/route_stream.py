@@ -5,12 +5,10 @@ Held routes do not block the line, and one bad request fails alone.
 """
 
 import asyncio
-import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-import structlog
 from grpc.aio import ServicerContext
 from headway.routing.v1 import routing_pb2 as pb
 
@@ -20,6 +18,7 @@ from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.report import ReportStatus
 from headway_scheduler.errors import HeadwayError, InvalidField
+from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import decision_to_proto, request_from_proto
@@ -33,8 +32,6 @@ _MAX_UNREAD: Final = 4096
 """Answers a client has not read: beyond it the session reads no more requests until it catches up."""
 _REMEMBERED_CALLS: Final = 10_000
 _VIEW_INTERVAL_S: Final = 0.2
-
-log = structlog.get_logger()
 
 
 class RouteStreamSession:
@@ -111,10 +108,7 @@ class RouteStreamSession:
         except HeadwayError as error:
             self._answer(number, error)
         except Exception as error:
-            # It fails alone. Its message is not logged: it may quote the prompt.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            log.error("route_failed", error_type=type(error).__name__, traceback=frames)
-            self._answer(number, HeadwayError("internal error; the scheduler's log has the details"))
+            self._answer(number, unexpected(error, method="RouteStream"))
         else:
             if isinstance(outcome, Waiter):
                 self._hold(number, outcome)

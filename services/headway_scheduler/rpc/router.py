@@ -53,7 +53,6 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         except HeadwayError as error:
             scheduler.count_refusal(error)
             raise
-        context.add_done_callback(lambda call: self._on_done(call, decision, owner))  # type: ignore[arg-type]  # wrong in the stubs
         return decision_to_proto(decision)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
@@ -110,6 +109,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         waiter.answer = answer
         try:
             await settled.wait()
+            await asyncio.sleep(0)  # a cancellation that has arrived by now is delivered here
         except asyncio.CancelledError:
             self._scheduler.dispatcher.give_up(waiter)
             for outcome in answers:
@@ -120,11 +120,6 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         if isinstance(outcome, HeadwayError):
             raise outcome
         return outcome
-
-    def _on_done(self, call: Context, decision: Decision, owner: Owner) -> None:
-        """A call cancelled before its answer arrived gives back what it reserved."""
-        if call.cancelled():
-            self._give_back(decision, owner)
 
     def _give_back(self, decision: Decision, owner: Owner) -> None:
         self._scheduler.dispatcher.give_back(decision.reservation_id, owner, self._scheduler.clock())

@@ -70,7 +70,7 @@ class Database:
                 await connection.execution_options(isolation_level="REPEATABLE READ")
                 return await work(connection)
 
-        return await self._within_deadline(attempt)
+        return await self._within_deadline(attempt, finish=True)
 
     async def write(self, work: Work[T], *, keep: bool = True) -> T:
         """Run `work` in a transaction: committed if `keep` and it raises nothing."""
@@ -87,19 +87,26 @@ class Database:
     async def close(self) -> None:
         """Close every connection."""
         abandoned = list(self._abandoned)
+        if abandoned:
+            await asyncio.wait(abandoned, timeout=self._timeout_s)
         for task in abandoned:
             task.cancel()
         await asyncio.gather(*abandoned, return_exceptions=True)
         await self._engine.dispose()
 
-    async def _within_deadline(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _within_deadline(self, attempt: Callable[[], Awaitable[T]], *, finish: bool = False) -> T:
         # A stopped Postgres answers neither the statement nor its cancellation, so the caller does not wait for the
         # task to end: it is cancelled and left behind.
         task: asyncio.Task[T] = asyncio.ensure_future(_as_coroutine(attempt))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
-            self._abandon(task)
+            # Cancelled while it takes a connection out of the pool, it would never put it back: a read, which changes
+            # nothing, may end by itself.
+            if finish:
+                self._leave(task)
+            else:
+                self._abandon(task)
             raise
         if not done:
             self._abandon(task)
@@ -116,6 +123,9 @@ class Database:
 
     def _abandon(self, task: "asyncio.Task[T]") -> None:
         task.cancel()
+        self._leave(task)
+
+    def _leave(self, task: "asyncio.Task[T]") -> None:
         self._abandoned.add(task)
         task.add_done_callback(self._forget)
 

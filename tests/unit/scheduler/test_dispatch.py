@@ -117,7 +117,9 @@ class TestRefusals:
     def test_all_draining(self):
         rig = Rig()
         rig.endpoints(2)
-        rig.desire(endpoint_states={"10.0.0.1:8000@0": SchedulingState.CORDONED, "10.0.0.2:8000@0": SchedulingState.DRAINING})
+        rig.desire(
+            endpoint_states={"10.0.0.1:8000@0": SchedulingState.CORDONED, "10.0.0.2:8000@0": SchedulingState.DRAINING}
+        )
         assert self.refusal(rig) is AllDraining
 
     def test_all_unhealthy_when_some_only_are_draining(self):
@@ -394,7 +396,9 @@ def test_the_same_inputs_and_seed_give_the_same_choice(actions, strategy, seed):
 @given(st.sampled_from(sorted(desired_state().strategies)), st.lists(st.sampled_from("abc"), max_size=30), st.data())
 def test_a_decision_never_leaves_the_tenants_groups(strategy, tenants, data):
     numbers = [data.draw(st.sets(st.integers(1, 5))) for _ in "abc"]
-    groups = [GpuGroup(f"g{t}", endpoints=tuple(spec(n).id for n in sorted(ns))) for t, ns in zip("abc", numbers, strict=True)]
+    groups = [
+        GpuGroup(f"g{t}", endpoints=tuple(spec(n).id for n in sorted(ns))) for t, ns in zip("abc", numbers, strict=True)
+    ]
     bindings = [Binding(t, f"g{t}", data.draw(st.sampled_from(list(BindingMode)))) for t in "abc"]
     rig = Rig(desired_state(strategy, tenants=[Tenant(t) for t in "abc"], groups=groups, bindings=bindings))
     rig.endpoints(5)

@@ -93,7 +93,9 @@ class TestHello:
 
     def test_a_reused_slot_has_no_residue(self):
         rig = Rig(desired_state("gpu_aware"))
-        node = rig.connect("n", spec(1, device_uuids=("g",)), devices=[gpu("g", temperature_slowdown_c=Measurement(90.0))])
+        node = rig.connect(
+            "n", spec(1, device_uuids=("g",)), devices=[gpu("g", temperature_slowdown_c=Measurement(90.0))]
+        )
         rig.sample(node, engine_sample(spec(1), 3, 1, 0.5), devices=[device_sample("g", 50, temperature_c=99)])
         rig.hold("r", text="x" * 999)
         slot = rig.slot(1)
@@ -195,7 +197,9 @@ class TestDevices:
     @pytest.mark.parametrize("kind", [DeviceEventKind.LOST, DeviceEventKind.ECC_DOUBLE_BIT, DeviceEventKind.XID])
     def test_a_failed_device_closes_its_endpoints_until_it_recovers(self, kind):
         rig = Rig()
-        node = rig.connect("n", spec(1, device_uuids=("a",)), spec(2, device_uuids=("b",)), devices=[gpu("a"), gpu("b")])
+        node = rig.connect(
+            "n", spec(1, device_uuids=("a",)), spec(2, device_uuids=("b",)), devices=[gpu("a"), gpu("b")]
+        )
         rig.fleet.apply_device_event(node, DeviceEvent("a", kind, 79))
         assert guards(rig) == ["device_failed"]
         assert guards(rig, 2) == []
@@ -315,7 +319,9 @@ class TestGuards:
     def test_an_admins_word_comes_first(self):
         rig = Rig()
         node = rig.connect("n", spec(1))
-        rig.desire(node_states={"n": SchedulingState.DRAINING}, endpoint_states={"10.0.0.1:8000@0": SchedulingState.CORDONED})
+        rig.desire(
+            node_states={"n": SchedulingState.DRAINING}, endpoint_states={"10.0.0.1:8000@0": SchedulingState.CORDONED}
+        )
         rig.sample(node, engine_sample(spec(1), ready=False))
         assert guards(rig) == ["cordoned", "draining", "not_ready"]
         rig.desire(node_states={}, endpoint_states={})
@@ -324,7 +330,9 @@ class TestGuards:
 
     def test_states_wait_for_nodes_and_endpoints_that_come_later(self):
         rig = Rig()
-        rig.desire(node_states={"n": SchedulingState.CORDONED}, endpoint_states={"10.0.0.2:8000@0": SchedulingState.DRAINING})
+        rig.desire(
+            node_states={"n": SchedulingState.CORDONED}, endpoint_states={"10.0.0.2:8000@0": SchedulingState.DRAINING}
+        )
         rig.connect("n", spec(1))
         rig.connect("n2", spec(2))
         assert guards(rig) == ["cordoned"]
@@ -369,13 +377,17 @@ class TestGroups:
         rig.connect("n2", spec(2))
         rig.connect("n3", spec(3))
         expected = {"label": [1], "node": [2], "endpoint": [3], "empty": []}
-        assert {t: slots_of(rig, t)[0] for t in expected} == {t: [rig.slot(n) for n in ns] for t, ns in expected.items()}
+        assert {t: slots_of(rig, t)[0] for t in expected} == {
+            t: [rig.slot(n) for n in ns] for t, ns in expected.items()
+        }
         assert rig.fleet.groups_of(rig.fleet.endpoints["10.0.0.1:8000@0"]) == ["all", "label"]
         assert sorted(rig.fleet.tenants_of(rig.fleet.endpoints["10.0.0.2:8000@0"])) == ["default", "node"]
 
     def test_a_dedicated_group_leaves_everybody_elses(self):
         group = GpuGroup("gold", endpoints=("10.0.0.1:8000@0",))
-        rig = Rig(desired_state(tenants=[Tenant("a")], groups=[group], bindings=[Binding("a", "gold", BindingMode.DEDICATED)]))
+        rig = Rig(
+            desired_state(tenants=[Tenant("a")], groups=[group], bindings=[Binding("a", "gold", BindingMode.DEDICATED)])
+        )
         rig.endpoints(2)
         assert slots_of(rig, "a") == [[rig.slot(1)], []]
         assert slots_of(rig, "default") == [[rig.slot(2)], []]

@@ -198,6 +198,22 @@ class TestOrder:
         rig.dispatcher.run_pass(rig.clock.now)
         assert rig.where(answers[0]) == "1"
 
+    def test_one_that_breaks_something_fails_alone(self, rig, monkeypatch):
+        _, poison = rig.hold("poison")
+        _, fine = rig.hold("fine")
+        dispatch = rig.dispatcher._dispatch
+
+        def fragile(work, now):
+            if work.request.request_id == "poison":
+                raise ZeroDivisionError
+            return dispatch(work, now)
+
+        monkeypatch.setattr(rig.dispatcher, "_dispatch", fragile)
+        rig.full()
+        rig.dispatcher.run_pass(rig.clock.now)
+        assert poison[0].reason == "INTERNAL"
+        assert isinstance(fine[0], Decision)
+
     def test_a_pass_is_bounded_but_reaches_all_pools(self, rig):
         for n in range(200):
             rig.hold(f"r{n}", subset=Subset(frozenset(["10.0.0.1"])))

@@ -193,9 +193,13 @@ class TestFingerprint:
         assert 0 <= fingerprint(data) < 2**64
 
     def test_similar_prompts_are_near(self):
-        text = "You are a helpful assistant. Answer the question of the user about the weather in the city of Paris today."
+        text = (
+            "You are a helpful assistant. Answer the question of the user about the weather in the city of Paris today."
+        )
         near = fingerprint(text.encode()) ^ fingerprint(text.replace("Paris", "Parma").encode())
-        far = fingerprint(text.encode()) ^ fingerprint(b"def main(): import sys, os, json; print(sys.argv[1:], flush=True)")
+        far = fingerprint(text.encode()) ^ fingerprint(
+            b"def main(): import sys, os, json; print(sys.argv[1:], flush=True)"
+        )
         assert near.bit_count() < far.bit_count()
 
     @pytest.mark.parametrize(("bits", "found"), [(0, True), (6, True), (7, False)])

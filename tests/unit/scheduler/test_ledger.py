@@ -48,7 +48,9 @@ class Book:
         return tuple(int(getattr(self.columns, name)[slot]) for name in BOOKED)
 
     def agrees(self):
-        return all(np.array_equal(column, getattr(self.columns, name)) for name, column in self.ledger.recompute().items())
+        return all(
+            np.array_equal(column, getattr(self.columns, name)) for name, column in self.ledger.recompute().items()
+        )
 
 
 PREFILLING = (1, 1_500_000, 100_000, 80, 0, 356)

@@ -251,9 +251,7 @@ class TestShadows:
 
     def test_a_broken_one_harms_nothing(self, odd):
         odd.odd.behave = raising
-        odd.desire(
-            strategy_bindings=(StrategyBinding("default", "random"), StrategyBinding("s", "odd", shadow=True))
-        )
+        odd.desire(strategy_bindings=(StrategyBinding("default", "random"), StrategyBinding("s", "odd", shadow=True)))
         assert [odd.route().why.strategy for _ in range(9)] == ["random"] * 9
         assert odd.scheduler.registry.installed["odd"].shadow_decisions == 0
 
