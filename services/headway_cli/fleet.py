@@ -28,7 +28,14 @@ _Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two loo
 _Count = Annotated[int, typer.Option(min=0, help="Stop watching after so many looks; 0: never.")]
 _Read = Callable[[Client], tuple[Plain, RenderableType]]
 
-_STYLES: Final = {"yes": "green", "no": "red", "active": "green", "cordoned": "yellow", "draining": "yellow"}
+_GOOD: Final = {"yes": "green", "no": "red"}
+_STYLES: Final = {
+    "connected": _GOOD,
+    "healthy": _GOOD,
+    "state": {"cordoned": "yellow", "draining": "yellow"},
+    "enabled": {"no": "yellow"},
+    "tripped": {"yes": "red"},
+}
 
 
 def fleet_app() -> typer.Typer:
