@@ -1,5 +1,6 @@
 """Answers on stdout: a table for people, JSON or YAML for programs."""
 
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from typing import Final
 import yaml
 from rich import box
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -31,11 +33,18 @@ def show(renderable: RenderableType) -> None:
     """Print something of Rich's. In a pipe, no line ends with the blanks that fill a table up."""
     screen = console()
     if screen.is_terminal:
-        screen.print(renderable)
+        screen.width = max(screen.width, least_width(renderable))
+        screen.print(renderable, crop=False)
         return
     with screen.capture() as captured:
         screen.print(renderable)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def least_width(renderable: RenderableType) -> int:
+    """How wide a screen must be to show it all. Rich leaves out columns on a narrower one."""
+    wide = Console(file=io.StringIO(), width=_PIPED_WIDTH)
+    return Measurement.get(wide, wide.options, renderable).minimum
 
 
 def print_rows(session: Session, rows: Sequence[_Row], columns: Sequence[str], empty: str) -> None:
@@ -85,7 +94,7 @@ def table(
 ) -> RenderableType:
     """The columns of the rows; numbers to the right. `styles` maps a column's texts to colours.
 
-    On a narrow screen cells are folded; none is cut, and what names the row (the first wide column) stays whole.
+    On a narrow screen cells are folded; what names the row (the first column with a head) stays whole.
     """
     grid = _bare_table(header=True)
     cells = [[cell(row.get(column)) for column in columns] for row in rows]

