@@ -16,7 +16,18 @@ from rich.text import Text
 from headway_cli.messages import Plain
 from headway_cli.session import Output, Session
 
-__all__ = ["cell", "console", "print_item", "print_plain", "print_rows", "print_text", "show", "table", "to_yaml"]
+__all__ = [
+    "cell",
+    "console",
+    "least_width",
+    "print_item",
+    "print_plain",
+    "print_rows",
+    "print_text",
+    "show",
+    "table",
+    "to_yaml",
+]
 
 _PIPED_WIDTH: Final = 400
 _LEAST_WIDTH: Final = 6
