@@ -59,7 +59,9 @@ def test_every_command_in_the_docs_parses(line):
 
 
 def test_the_docs_show_every_group():
-    assert {path[0] for path in COMMANDS} - {line.split()[0] for line in PRINTED} == {"bindings", "groups", "models"}
+    alike = {"bindings", "groups", "models"}  # as tenants, which are shown
+    elsewhere = {"demo", "replay", "up"}  # the local stack has its own page
+    assert {path[0] for path in COMMANDS} - {line.split()[0] for line in PRINTED} <= alike | elsewhere
 
 
 def test_the_table_of_kinds_gives_each_the_five_verbs():
