@@ -65,7 +65,7 @@ def _validate(
         raise UsageProblem("--file goes with exactly one of agent and gateway")
     problems = [problem for process in processes for problem in _problems(process, file)]
     if problems:
-        raise FileProblems(problems)
+        raise FileProblems(problems, "INVALID_CONFIGURATION")
     if session.output is not Output.TABLE:
         print_plain(session, [{"process": process.value, "valid": True} for process in processes])
         return

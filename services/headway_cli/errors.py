@@ -108,10 +108,10 @@ class Problem:
 
 
 class FileProblems(CliError):
-    """Everything wrong in a file, all at once."""
+    """Everything wrong in a file or a configuration, all at once."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("INVALID_FILE", str(problems[0]))
+    def __init__(self, problems: Sequence[Problem], reason: str = "INVALID_FILE") -> None:
+        super().__init__(reason, str(problems[0]))
         self.problems = tuple(problems)
 
     def lines(self) -> Sequence[str]:

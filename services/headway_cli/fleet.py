@@ -5,6 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -27,7 +28,14 @@ _Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two loo
 _Count = Annotated[int, typer.Option(min=0, help="Stop watching after so many looks; 0: never.")]
 _Read = Callable[[Client], tuple[Plain, RenderableType]]
 
-_STYLES: Final = {"yes": "green", "no": "red", "active": "green", "cordoned": "yellow", "draining": "yellow"}
+_GOOD: Final = {"yes": "green", "no": "red"}
+_STYLES: Final = {
+    "connected": _GOOD,
+    "healthy": _GOOD,
+    "state": {"cordoned": "yellow", "draining": "yellow"},
+    "enabled": {"no": "yellow"},
+    "tripped": {"yes": "red"},
+}
 
 
 def fleet_app() -> typer.Typer:
@@ -69,18 +77,26 @@ def _show(session: Session, read: _Read, watch: bool, interval_s: float, count: 
         elif not watch:
             print_plain(session, plain)
         elif session.output is Output.TABLE:
-            _watch_screen(client, read, renderable, interval_s, count)
+            _watch_table(client, read, renderable, interval_s, count)
         else:
             _watch_stream(session, client, read, plain, interval_s, count)
 
 
-def _watch_screen(client: Client, read: _Read, first: RenderableType, interval_s: float, count: int) -> None:
-    with Live(first, console=console(), auto_refresh=False) as live:
+def _watch_table(client: Client, read: _Read, first: RenderableType, interval_s: float, count: int) -> None:
+    """In place on a terminal; one below the other in a pipe."""
+    screen = console()
+    with Live(first, console=screen, auto_refresh=False) if screen.is_terminal else nullcontext() as live:
+        renderable = first
         for look in itertools.count(1):
+            if live is None:
+                show(renderable)
+                sys.stdout.flush()
+            else:
+                live.update(renderable, refresh=True)
             if look == count:
                 return
             time.sleep(interval_s)
-            live.update(read(client)[1], refresh=True)
+            renderable = read(client)[1]
 
 
 def _watch_stream(session: Session, client: Client, read: _Read, plain: Plain, interval_s: float, count: int) -> None:

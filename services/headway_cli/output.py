@@ -1,5 +1,6 @@
 """Answers on stdout: a table for people, JSON or YAML for programs."""
 
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,15 +9,28 @@ from typing import Final
 import yaml
 from rich import box
 from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from headway_cli.messages import Plain
 from headway_cli.session import Output, Session
 
-__all__ = ["cell", "console", "print_item", "print_plain", "print_rows", "print_text", "show", "table", "to_yaml"]
+__all__ = [
+    "cell",
+    "console",
+    "least_width",
+    "print_item",
+    "print_plain",
+    "print_rows",
+    "print_text",
+    "show",
+    "table",
+    "to_yaml",
+]
 
 _PIPED_WIDTH: Final = 400
+_LEAST_WIDTH: Final = 6
 _NOTHING: Final = "-"
 _Row = Mapping[str, Plain]
 
@@ -30,11 +44,18 @@ def show(renderable: RenderableType) -> None:
     """Print something of Rich's. In a pipe, no line ends with the blanks that fill a table up."""
     screen = console()
     if screen.is_terminal:
-        screen.print(renderable)
+        screen.width = max(screen.width, least_width(renderable))
+        screen.print(renderable, crop=False)
         return
     with screen.capture() as captured:
         screen.print(renderable)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def least_width(renderable: RenderableType) -> int:
+    """How wide a screen must be to show it all. Rich leaves out columns on a narrower one."""
+    wide = Console(file=io.StringIO(), width=_PIPED_WIDTH)
+    return Measurement.get(wide, wide.options, renderable).minimum
 
 
 def print_rows(session: Session, rows: Sequence[_Row], columns: Sequence[str], empty: str) -> None:
@@ -79,18 +100,30 @@ def to_yaml(value: Plain) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120)
 
 
-def table(rows: Sequence[_Row], columns: Sequence[str], styles: Mapping[str, str] | None = None) -> RenderableType:
-    """The columns of the rows; numbers to the right. `styles` maps a cell's text to a colour."""
+def table(
+    rows: Sequence[_Row], columns: Sequence[str], styles: Mapping[str, Mapping[str, str]] | None = None
+) -> RenderableType:
+    """The columns of the rows; numbers to the right. `styles` maps a column's texts to colours.
+
+    On a narrow screen cells are folded; what names the row (the first column with a head) stays whole.
+    """
     grid = _bare_table(header=True)
-    for column in columns:
+    cells = [[cell(row.get(column)) for column in columns] for row in rows]
+    key = 0 if columns[0] else 1
+    for index, column in enumerate(columns):
         values = [row.get(column) for row in rows]
-        numeric = any(_is_number(value) for value in values) and all(
-            value is None or _is_number(value) for value in values
+        numbers = [value for value in values if _is_number(value)]
+        numeric = bool(numbers) and all(value is None or _is_number(value) for value in values)
+        width = max(len(column), *(len(line[index]) for line in cells))
+        grid.add_column(
+            column,
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=width if index == key else min(width, _LEAST_WIDTH),
         )
-        grid.add_column(column, justify="right" if numeric else "left", no_wrap=column == "name")
-    for row in rows:
-        cells = (cell(row.get(column)) for column in columns)
-        grid.add_row(*(Text(text, style=(styles or {}).get(text, "")) for text in cells))
+    for line in cells:
+        named = zip(columns, line, strict=True)
+        grid.add_row(*(Text(text, style=(styles or {}).get(column, {}).get(text, "")) for column, text in named))
     return grid
 
 

@@ -7,7 +7,7 @@ import typer
 from headway_cli.command import command, group
 from headway_cli.errors import UsageProblem
 from headway_cli.kinds import KINDS, OUTPUTS, Kind
-from headway_cli.messages import assign, from_plain, to_plain
+from headway_cli.messages import Plain, assign, from_plain, to_plain
 from headway_cli.output import print_item, print_plain, print_rows, print_text
 from headway_cli.session import Output, Session
 
@@ -72,7 +72,7 @@ def _add_reads(app: typer.Typer, kind: Kind) -> None:
     @command(app, "list", help=f"List {kind.what}.", example=f"headway {kind.command} list -o json")
     def list_(session: Session) -> None:
         with session.client() as client:
-            rows = [to_plain(message) for message in client.list_all(kind)]
+            rows = [_shown(session, message) for message in client.list_all(kind)]
         print_rows(session, rows, kind.columns, f"no {kind.command.replace('-', ' ')}")
 
     @command(
@@ -83,7 +83,16 @@ def _add_reads(app: typer.Typer, kind: Kind) -> None:
     )
     def get(session: Session, name: Name) -> None:
         with session.client() as client:
-            print_item(session, to_plain(client.get(kind, kind.full_name(name))))
+            print_item(session, _shown(session, client.get(kind, kind.full_name(name))))
+
+
+def _shown(session: Session, message: Any) -> dict[str, Plain]:
+    """The resource: all of it for programs, without the zeros inside its parts for people."""
+    plain = to_plain(message)
+    if session.output is Output.TABLE:
+        set_ones = to_plain(message, defaults=False)
+        plain.update({name: set_ones.get(name) for name, value in plain.items() if isinstance(value, dict)})
+    return plain
 
 
 def _add_create(app: typer.Typer, kind: Kind) -> None:

@@ -142,7 +142,7 @@ def _explain(
         print_plain(session, plain)
         return
     if response.rows:
-        show(table([_row(row) for row in response.rows], tuple(_row(pb.ExplainRow())), {"➜": "bold green"}))
+        show(table([_row(row) for row in response.rows], tuple(_row(pb.ExplainRow())), {"": {"➜": "bold green"}}))
     if response.HasField("decision"):
         print_text(_why(response.decision))
     if refusal:

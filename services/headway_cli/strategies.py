@@ -167,9 +167,10 @@ def _wanted(name: str, tenant: str, model: str, group: str, *, shadow: bool) -> 
 def _slug(text: str) -> str:
     """A name that the scheduler takes; what had to be changed is told apart by a hash."""
     slug = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if slug == text and len(slug) <= 63 and slug[0].isalpha():
+    if slug == text and len(slug) <= 63 and slug[:1].isalpha():
         return slug
-    return f"b-{slug[:50].strip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    head = slug[:50].strip("-") if slug[:1].isalpha() else f"on-{slug[:47].strip('-')}"
+    return f"{head}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _target(binding: Any) -> tuple[str, str, str]:  # a StrategyBinding

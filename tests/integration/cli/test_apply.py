@@ -7,7 +7,7 @@ import pytest
 import yaml
 from fakes.headway import Headway, running_scheduler
 
-EXAMPLE = str(Path(__file__).parents[3] / "deploy" / "fleet.yaml")
+EXAMPLE = str(Path(__file__).parents[3] / "deploy" / "examples" / "fleet.yaml")
 
 
 @pytest.fixture

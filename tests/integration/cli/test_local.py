@@ -57,8 +57,8 @@ def test_configurations_are_checked_by_their_own_processes(tmp_path):
     file = tmp_path / "gateway.toml"
     file.write_text("port = 99999\ncolour = 1\n")
     said = HEADWAY.error("config", "validate", "gateway", "-f", str(file))
-    assert "error: INVALID_FILE: gateway: port: " in said
-    assert "error: INVALID_FILE: gateway: colour: no such setting" in said
+    assert "error: INVALID_CONFIGURATION: gateway: port: " in said
+    assert "error: INVALID_CONFIGURATION: gateway: colour: no such setting" in said
     said = HEADWAY.error("config", "validate", "scheduler", "-o", "json", HEADWAY_SCHEDULER_LISTEN="nowhere")
     assert "'nowhere' must look like HOST:PORT" in json.loads(said)["error"]["message"]
     assert "--file goes with" in HEADWAY.error("config", "validate", "scheduler", "-f", str(file), code=2)

@@ -1,6 +1,8 @@
 """Every command explains itself, and its example is one that the parser takes."""
 
+import re
 import shlex
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -41,6 +43,25 @@ def test_every_example_parses(path, tmp_path, monkeypatch):
     words = shlex.split(example)
     arguments = words[words.index("headway") + 1 + len(path) :]
     COMMANDS[path].make_context(" ".join(path), arguments)
+
+
+DOCS = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+PRINTED = re.findall(r"^\$ headway (.*)$", DOCS, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", PRINTED)
+def test_every_command_in_the_docs_parses(line):
+    words = shlex.split(re.split(r" (?:\||&&|>) ", line)[0])
+    if words[0] == "--scheduler":
+        words = words[2:]
+    path = next(path for path in COMMANDS if tuple(words[: len(path)]) == path)
+    COMMANDS[path].make_context(" ".join(path), words[len(path) :])
+
+
+def test_the_docs_show_every_group():
+    alike = {"bindings", "groups", "models"}  # as tenants, which are shown
+    elsewhere = {"demo", "replay", "up"}  # the local stack has its own page
+    assert {path[0] for path in COMMANDS} - {line.split()[0] for line in PRINTED} <= alike | elsewhere
 
 
 def test_the_table_of_kinds_gives_each_the_five_verbs():
