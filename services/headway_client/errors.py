@@ -1,10 +1,7 @@
 """What a refused Route raises, and how it is read from the wire."""
 
 import grpc
-from google.rpc import (  # type: ignore[import-untyped]  # its wheel has no type information
-    error_details_pb2,
-    status_pb2,
-)
+from google.rpc import error_details_pb2, status_pb2
 
 __all__ = ["RouteRefused", "refusal_from_rpc", "refusal_from_status"]
 
@@ -12,7 +9,7 @@ _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 _CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
-class RouteRefused(Exception):  # noqa: N818  # the field's word: a refusal is an answer, not a fault
+class RouteRefused(Exception):  # the field's word: a refusal is an answer, not a fault
     """No endpoint was given.
 
     `code` is the gRPC status and `reason` the ErrorInfo reason (`SATURATED`, `UNKNOWN_MODEL`, …). Reasons
@@ -44,10 +41,7 @@ def refusal_from_status(status: status_pb2.Status) -> RouteRefused:
     retry = error_details_pb2.RetryInfo()
     retry_after_s: float | None = None
     for detail in status.details:
-        if detail.Is(info.DESCRIPTOR):
-            detail.Unpack(info)
-        elif detail.Is(retry.DESCRIPTOR):
-            detail.Unpack(retry)
+        if not detail.Unpack(info) and detail.Unpack(retry):
             retry_after_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     return RouteRefused(code, info.reason or code.name, status.message, retry_after_s, dict(info.metadata))
 

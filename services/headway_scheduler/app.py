@@ -41,6 +41,7 @@ _TICK_S: Final = 0.05
 _SWEEP_S: Final = 0.25
 _PERSIST_S: Final = 5.0
 _RESTART_S: Final = 1.0
+_RETRY_S: Final = 0.5
 _SALT_KEY: Final = "cache_salt_secret"
 
 
@@ -85,6 +86,7 @@ class Scheduler:
         self._tasks: list[asyncio.Task[None]] = []
         self._saving: asyncio.Task[None] | None = None
         self._pass_due = False
+        self._refreshing = asyncio.Lock()
         self._connect_parts()
 
     # Life
@@ -127,8 +129,14 @@ class Scheduler:
 
     async def refresh(self) -> None:
         """Load the desired state afresh and apply it: the next Route sees it."""
-        self.desired = await self.store.load()
-        self._apply_desired()
+        async with self._refreshing:  # a snapshot loaded earlier must not be applied later
+            self.desired = await self.store.load()
+            self._discovered = {
+                name: model
+                for name, model in self._discovered.items()
+                if name in self.desired.models or len(self.fleet.pool(name))
+            }
+            self._apply_desired()
 
     def _apply_desired(self) -> None:
         known = {*self.desired.models, *(alias for m in self.desired.models.values() for alias in m.aliases)}
@@ -138,14 +146,22 @@ class Scheduler:
         self.intake.set_desired(effective)
         for strategy, problem in self.registry.set_desired(effective):
             log.error("strategy_not_built", strategy=strategy, problem=problem)
-        self._wake()
+        self.dispatcher.wake()
 
     async def _follow_changes(self) -> None:
         async for version in self.store.changes():
             if version != self.desired.version:
-                with contextlib.suppress(StoreDown):
-                    await self.refresh()
-                    log.info("desired_state_applied", version=version)
+                await self._refresh_surely()
+
+    async def _refresh_surely(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except StoreDown:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                log.info("desired_state_applied", version=self.desired.version)
+                return
 
     # Beside the calls
 
@@ -175,7 +191,7 @@ class Scheduler:
             await self.store.save_learned({"cost_model": self.costs.dump(), "history": self.history.dump()})
             if rows:
                 await self.store.record_usage(rows)
-        except StoreDown:
+        except BaseException:  # also when cancelled: rather a row twice than none
             for row in rows:
                 self._add_usage(row)
             raise

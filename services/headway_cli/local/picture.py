@@ -18,16 +18,17 @@ def draw(runs: list[Run], title: str, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = (
+    panels: tuple[tuple[str, list[float | None], str], ...] = (
         ("TTFT mean, ms (lower is better)", [run.summary["ttft_ms"]["mean"] for run in runs], "{:.0f}"),
         ("TTFT p99, ms (lower is better)", [run.summary["ttft_ms"]["p99"] for run in runs], "{:.0f}"),
         ("Requests a second", [run.summary["requests_per_s"] for run in runs], "{:.2f}"),
         ("KV hit ratio, %", [100 * (run.summary["hit_ratio"] or 0.0) for run in runs], "{:.0f}"),
     )
-    figure, axes = pyplot.subplots(1, len(panels), squeeze=False, figsize=(12, 3.6), layout="constrained")
+    figure = pyplot.figure(figsize=(12, 3.6), layout="constrained")
     figure.suptitle(title, fontsize=11)
     names = [run.strategy.replace("_", " ") for run in runs]
-    for axis, (label, values, form) in zip(axes.flat, panels, strict=True):
+    for number, (label, values, form) in enumerate(panels, start=1):
+        axis = figure.add_subplot(1, len(panels), number)
         known = [value or 0.0 for value in values]
         bars = axis.bar(names, known, color=[_BEFORE, _AFTER][: len(runs)], width=0.6)
         axis.bar_label(bars, [form.format(value) for value in known], padding=2)

@@ -34,7 +34,7 @@ from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.fleet.ledger import Booking, EndCause, Ledger, Leg, Owner, Reservation
 from headway_scheduler.index.chain import ChainIndex, Match
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
-from headway_scheduler.index.hashing import chain_of
+from headway_scheduler.index.hashing import chain_of, identity_of
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History, task_weight
 from headway_scheduler.strategies.base import View
@@ -51,7 +51,7 @@ class DispatcherConfig:
     """Limits of a decision. Times in seconds."""
 
     default_max_wait_s: float = 30.0
-    deadline_margin_s: float = 0.05
+    deadline_margin_s: float = 0.1
     max_holds: int = 10_000
     holds_per_pass: int = 64
     fallbacks: int = 3
@@ -129,6 +129,7 @@ class Dispatcher:
         self._random = random
         self._end_interval_s = 1.0
         self._last_end: float | None = None
+        fleet.on_removed.append(lambda endpoint: self.guards.forget(endpoint.slot))
         ledger.on_end.append(self._on_end)
         ledger.on_room.append(self._on_room)
 
@@ -136,7 +137,7 @@ class Dispatcher:
 
     def submit(
         self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None = None
-    ) -> Decision | Hold:
+    ) -> Decision | Waiter:
         """Decide now, or hold. `deadline`: when the caller gives up by itself. Raises every refusal of errors.py."""
         self.ledger.advance(now)
         work = self._work(request, owner, now)
@@ -145,39 +146,41 @@ class Dispatcher:
             return self._again(live, work, now)
         held = self.holds.find(work.key)
         if held is not None:
-            if held.work.identity != work.identity:
+            if not _same(held.work, work):
                 raise RequestIdInUse(request.request_id)
-            return held
-        inflight = self.ledger.tenant_inflight.get(tenant.id, 0)
+            return held.join(owner, self._until(request, now, deadline, self._saturated()))
+        inflight = self.ledger.tenant_inflight.get(tenant.id, 0) + self.holds.tenants.get(tenant.id, 0)
         self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
         try:
-            try:
-                decision = self._dispatch(work, now)
-            except NoEndpoints as error:
-                if now >= self.settled_at:
-                    raise
-                return self._hold(work, now, deadline, error)
-            return decision or self._hold(work, now, deadline, self._saturated())
-        except HeadwayError:
-            self.quotas.settle(tenant.id, work.estimated_tokens, 0.0)
+            return self._dispatch_or_hold(work, now, deadline)
+        except BaseException:
+            self.quotas.refund(tenant.id, work.estimated_tokens)
             raise
 
-    def give_up(self, hold: Hold, waiter: Waiter) -> None:
-        """A caller stops waiting. When it was the last one, the hold leaves no trace."""
-        if waiter in hold.waiters:
-            hold.waiters.remove(waiter)
-        if not hold.waiters and self.holds.remove(hold):
-            self.quotas.settle(hold.work.request.tenant, hold.work.estimated_tokens, 0.0)
+    def give_up(self, waiter: Waiter) -> None:
+        """A call stops waiting. When it was the last one, the hold leaves no trace."""
+        hold = waiter.hold
+        hold.leave(waiter)
+        if not hold.waiters:
+            self._let_go(hold)
+
+    def give_back(self, reservation_id: str, owner: Owner, now: float) -> None:
+        """A call of `owner` does not want what it was answered. The last of those that share it ends it."""
+        reservation = self.ledger.find(reservation_id)
+        if reservation is None or reservation.owner is not owner:
+            return  # it is over, or a retry took it elsewhere
+        reservation.claims -= 1
+        if reservation.claims <= 0:
+            self.ledger.end(reservation, EndCause.CANCELLED, now)
 
     def run_pass(self, now: float) -> None:
         """Try the holds again, in order; a pool that had no room for one has none for those behind it."""
         self.ledger.advance(now)
-        full: set[tuple[str, str, str]] = set()
+        full: set[tuple[object, ...]] = set()
         tried = 0
         for hold in self.holds:
-            request = hold.work.request
-            pool = (request.tenant, request.model, request.adapter)
-            if pool in full:
+            pool, part = _pool_of(hold.work.request)
+            if pool in full or part in full:
                 continue
             if tried >= self.config.holds_per_pass:
                 break
@@ -185,45 +188,71 @@ class Dispatcher:
             try:
                 decision = self._dispatch(hold.work, now)
             except HeadwayError:
-                continue  # its pool is gone for now; it may come back before the hold expires
+                decision = None  # its pool is gone for now; it may come back before the hold expires
             if decision is None:
-                full.add(pool)
+                full.add(part)
             elif self.holds.remove(hold):
+                self._share(decision, hold)
                 hold.settle(decision)
 
     def advance(self, now: float) -> None:
         """Do what time does: expire reservations and holds."""
         self.ledger.advance(now)
-        for hold in self.holds.overdue(now):
-            if self.holds.remove(hold):
-                self.quotas.settle(hold.work.request.tenant, hold.work.estimated_tokens, 0.0)
-                hold.settle(self._expired(hold, now))
+        for waiter in self.holds.overdue(now):
+            refusal = self._expired(waiter.hold, now)
+            self.give_up(waiter)
+            waiter.answer(refusal)
 
     def refuse_holds(self, error: HeadwayError) -> None:
         """Answer every hold with `error`: the scheduler goes away."""
-        for hold in list(self.holds):
-            if self.holds.remove(hold):
-                hold.settle(error)
+        for hold in self.holds:
+            self._let_go(hold)
+            hold.settle(error)
 
     # Reservations
 
     def move(self, reservation: Reservation, endpoint: Endpoint, now: float) -> None:
         """A data plane failed over by itself: count its request where it is served."""
-        work = reservation.attachment
-        if isinstance(work, Work) and endpoint.slot != reservation.slot:
-            hit = float(self.index.match(work.chain).tokens(np.array([endpoint.slot], np.int32), self._capacity)[0])
-            leg, prefill_ms, _ = self._leg(work, endpoint.slot, hit)
-            reservation.predicted_ttft_ms = prefill_ms
-            self.ledger.move(reservation, [leg], now)
-            self._remember(work, endpoint.slot)
+        work, slot = reservation.attachment, endpoint.slot
+        if not isinstance(work, Work) or slot == reservation.slot:
+            return
+        hit = float(self.index.match(work.chain).tokens(np.array([slot], np.int32), self._capacity)[0])
+        leg, prefill_ms, _ = self._leg(work, slot, hit)
+        work.queue_was_empty = False  # the TTFT reported will hold the failed try too: nothing to learn from
+        reservation.predicted_ttft_ms = float(self.fleet.columns.prefill_us[slot]) / 1e3 + prefill_ms
+        reservation.matched_tokens = min(int(hit), max(0, work.request.prompt_tokens - 1))
+        self.ledger.move(reservation, [leg], now)
+        self._remember(work, slot)
+        if work.decision is not None:
+            fallbacks = tuple(each for each in work.decision.fallbacks if each.spec.id != endpoint.id)
+            work.decision = replace(
+                work.decision,
+                endpoint=self._placement(slot),
+                fallbacks=fallbacks,
+                cache_salt=self._salts.salt(work.request.domain, endpoint.spec.engine),
+                why=replace(
+                    work.decision.why,
+                    matched_tokens=reservation.matched_tokens,
+                    predicted_ttft_ms=reservation.predicted_ttft_ms,
+                ),
+            )
 
     def restore(self, request: Request, owner: Owner, endpoint: Endpoint, matched: int, now: float) -> Reservation:
-        """Count again what another scheduler, or this one before a restart, had given."""
+        """Count again what another scheduler, or this one before a restart, had given.
+
+        Its prompt is not known any more, so that any retry with its id and model is believed to be one.
+        """
         work = self._work(request, owner, now)
+        work.identity = None
         leg, prefill_ms, expected_s = self._leg(work, endpoint.slot, float(matched))
+        matched = min(matched, max(0, request.prompt_tokens - 1))
         reservation = self._reservation(work, leg, prefill_ms, expected_s, matched, now)
+        self.quotas.settle(request.tenant, 0.0, work.estimated_tokens)  # given back when it ends
         self.ledger.begin(reservation, now)
         self._remember(work, endpoint.slot)
+        weight = task_weight(request.task_class)
+        why = Why("", "", "", request.prompt_tokens, matched, prefill_ms, request.task_class, weight, candidates=1)
+        work.decision = self._decision(reservation, work, endpoint.slot, (), why)
         return reservation
 
     # Explain
@@ -257,7 +286,9 @@ class Dispatcher:
     def _work(self, request: Request, owner: Owner, now: float) -> Work:
         chain = chain_of(request, self._history.bytes_per_token(request.model), self.config.max_index_blocks)
         output = self._history.expected_output(request.tenant, request.model, request.task_class, request.max_tokens)
-        return Work(request, owner, chain, now, output, request.prompt_tokens + output)
+        text_bytes = len(request.prompt.data) if isinstance(request.prompt, TextPrompt) else 0
+        estimated = request.prompt_tokens + output
+        return Work(request, owner, identity_of(request), chain, now, output, estimated, text_bytes)
 
     def _dispatch(self, work: Work, now: float) -> Decision | None:
         """Choose and reserve; None: all candidates' soft guards forbid it now."""
@@ -329,23 +360,33 @@ class Dispatcher:
         work.queue_was_empty = queued_ms == 0.0
         matched = min(int(hit), max(0, request.prompt_tokens - 1))
         reservation = self._reservation(work, leg, predicted, expected_s, matched, now)
+        work.request = replace(request, prompt=None)  # its prompt is in the chain now: keep no copy of it for hours
         self.ledger.begin(reservation, now)
         self.routes += 1
         self.fleet.columns.last_chosen[slot] = self.routes
         self._remember(work, slot)
-        fallbacks = choice.order[1 : 1 + self.config.fallbacks]
-        work.decision = Decision(
-            request_id=request.request_id,
+        why = self._why(work, choice.priced, len(choice.slots), matched, predicted, now)
+        work.decision = self._decision(reservation, work, slot, self._fallbacks(choice), why)
+        return work.decision
+
+    def _decision(
+        self, reservation: Reservation, work: Work, slot: int, fallbacks: tuple[Placement, ...], why: Why
+    ) -> Decision:
+        return Decision(
+            request_id=reservation.request_id,
             reservation_id=reservation.id,
             ttl_s=reservation.ttl_s,
-            model=request.model,
+            model=reservation.model,
             endpoint=self._placement(slot),
             prefill_endpoint=None,
-            fallbacks=tuple(self._placement(int(choice.slots[other])) for other in fallbacks),
-            why=self._why(work, choice.priced, len(choice.slots), matched, predicted, now),
-            cache_salt=self._salts.salt(request.domain, self.fleet.by_slot[slot].spec.engine),
+            fallbacks=fallbacks,
+            why=why,
+            cache_salt=self._salts.salt(work.request.domain, self.fleet.by_slot[slot].spec.engine),
         )
-        return work.decision
+
+    def _fallbacks(self, choice: _Choice) -> tuple[Placement, ...]:
+        order = choice.order[1 : 1 + self.config.fallbacks]
+        return tuple(self._placement(int(choice.slots[other])) for other in order)
 
     def _leg(self, work: Work, slot: int, hit: float) -> tuple[Leg, float, float]:
         """A leg on `slot`, its prefill alone in milliseconds, and its expected duration in seconds."""
@@ -395,43 +436,69 @@ class Dispatcher:
     def _again(self, live: Reservation, work: Work, now: float) -> Decision:
         """The same request once more: the same answer; elsewhere only if its endpoint is excluded now."""
         before = live.attachment
-        if not isinstance(before, Work) or before.decision is None or before.identity != work.identity:
+        if not isinstance(before, Work) or before.decision is None or not _same(before, work):
             raise RequestIdInUse(work.request.request_id)
+        claims = live.claims if live.owner is work.owner else 0
         self.ledger.adopt(live, work.owner, now)
-        spec = self.fleet.by_slot[live.slot].spec
-        if not _names(spec.id, spec.address, work.request.excluded):
-            return before.decision
-        bound = self.registry.bound(work.request.tenant, work.request.model)
-        choice = self._choose(work, bound, now)
-        position = int(choice.order[0])
+        live.claims = claims + 1
+        endpoint = self.fleet.by_slot[live.slot]
+        if _names(endpoint.id, endpoint.spec.address, work.request.excluded):
+            self.fleet.record_outcome(endpoint, True, now)
+            self._elsewhere(live, before, work, now)
+        return before.decision
+
+    def _elsewhere(self, live: Reservation, before: Work, work: Work, now: float) -> None:
+        """Move a live reservation to where `work`, its retry, may still go."""
+        choice = self._choose(work, self.registry.bound(work.request.tenant, work.request.model), now)
         if not choice.dispatchable:
             raise self._saturated()
+        position = int(choice.order[0])
         slot = int(choice.slots[position])
         self.move(live, self.fleet.by_slot[slot], now)
-        fallbacks = choice.order[1 : 1 + self.config.fallbacks]
-        matched, predicted = int(choice.hits[position]), live.predicted_ttft_ms
-        before.decision = replace(
-            before.decision,
-            endpoint=self._placement(slot),
-            fallbacks=tuple(self._placement(int(choice.slots[other])) for other in fallbacks),
-            why=self._why(work, choice.priced, len(choice.slots), matched, predicted, now),
-        )
-        return before.decision
+        self.routes += 1
+        self.fleet.columns.last_chosen[slot] = self.routes
+        if before.decision is not None:
+            matched, predicted = live.matched_tokens, live.predicted_ttft_ms
+            why = self._why(work, choice.priced, len(choice.slots), matched, predicted, now)
+            before.decision = replace(before.decision, fallbacks=self._fallbacks(choice), why=why)
 
     # Inside, holds and refusals
 
-    def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError) -> Hold:
+    def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
+        try:
+            decision = self._dispatch(work, now)
+        except NoEndpoints as error:
+            if now >= self.settled_at:
+                raise
+            return self._hold(work, now, deadline, error)
+        return decision or self._hold(work, now, deadline, self._saturated())
+
+    def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError) -> Waiter:
         """Keep the request waiting; where it may not wait, raise `otherwise`."""
-        until = now + self._max_wait(work.request)
+        until = self._until(work.request, now, deadline, otherwise)
+        if len(self.holds) >= self.holds.limit:
+            raise QueueFull(f"{self.holds.limit} calls are held already", retry_after_s=self._retry_after())
+        hold = Hold(work)
+        self.holds.add(hold)
+        return hold.join(work.owner, until)
+
+    def _share(self, decision: Decision, hold: Hold) -> None:
+        """Every call of the reservation's owner that waited has a part in it."""
+        reservation = self.ledger.reservations[decision.reservation_id]
+        reservation.claims = sum(waiter.owner is reservation.owner for waiter in hold.waiters)
+
+    def _let_go(self, hold: Hold) -> None:
+        if self.holds.remove(hold):
+            self.quotas.refund(hold.work.request.tenant, hold.work.estimated_tokens)
+
+    def _until(self, request: Request, now: float, deadline: float | None, otherwise: HeadwayError) -> float:
+        """How long a call may be held. Raises `otherwise` if not at all."""
+        until = now + self._max_wait(request)
         if deadline is not None:
             until = min(until, deadline - self.config.deadline_margin_s)
         if until <= now:
             raise otherwise
-        if len(self.holds) >= self.holds.limit:
-            raise QueueFull(f"{self.holds.limit} calls are held already", retry_after_s=self._retry_after())
-        hold = Hold(work, until)
-        self.holds.add(hold)
-        return hold
+        return until
 
     def _max_wait(self, request: Request) -> float:
         return self.config.default_max_wait_s if request.max_wait_s is None else request.max_wait_s
@@ -549,6 +616,21 @@ class Dispatcher:
     def _on_room(self) -> None:
         if len(self.holds):
             self.wake()
+
+
+def _same(before: Work, work: Work) -> bool:
+    """Is it a retry, and not another request under the same id?"""
+    return before.request.model == work.request.model and before.identity in (None, work.identity)
+
+
+def _pool_of(request: Request) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """What tells whether one hold's lack of room is another's too: the pool, and the part of it that it may use."""
+    pool = (request.tenant, request.model, request.adapter)
+    if not request.excluded and request.subset is None:
+        return pool, pool
+    subset = request.subset
+    part = None if subset is None else (subset.endpoints, frozenset(subset.labels.items()))
+    return pool, (*pool, request.excluded, part)
 
 
 def _names(endpoint_id: str, address: str, names: frozenset[str]) -> bool:

@@ -62,6 +62,11 @@ class SoftGuards:
             found.append(SoftGuard.HEAT)
         return found
 
+    def forget(self, slot: int) -> None:
+        """Its endpoint is gone: the next one there starts with open guards."""
+        self._grow()
+        self._pressed[slot] = self._hot[slot] = False
+
     def _grow(self) -> None:
         missing = self._columns.capacity - len(self._hot)
         if missing > 0:

@@ -9,35 +9,43 @@ from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.index.hashing import Chain
 
-__all__ = ["Hold", "Holds", "Work"]
-
-Waiter = Callable[[Decision | HeadwayError], None]
+__all__ = ["Hold", "Holds", "Waiter", "Work"]
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A request being decided, with what is computed once for it. Times: scheduler clock, seconds."""
+    """A request being decided, with what is computed once for it. Times: scheduler clock, seconds.
+
+    `identity` tells a retry from another request under the same id; None: not known. `ttft_ms` is as reported.
+    """
 
     request: Request
     owner: Owner
+    identity: int | None
     chain: Chain
     submitted_at: float
     expected_output: float
     estimated_tokens: float
+    text_bytes: int = 0
     fingerprint: int | None = None
     decision: Decision | None = None
     queue_was_empty: bool = False
+    ttft_ms: float | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
         """What makes Route idempotent."""
         return (self.owner.principal, self.request.tenant, self.request.request_id)
 
-    @property
-    def identity(self) -> tuple[str, int, int]:
-        """Tells a retry from another request under the same id."""
-        hashes = self.chain.hashes
-        return (self.request.model, self.request.prompt_tokens, hashes[-1] if hashes else 0)
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """One call that waits, at most until `until`. Whoever made it sets `answer`, in the same turn of the event loop."""
+
+    hold: "Hold"
+    owner: Owner
+    until: float
+    answer: Callable[[Decision | HeadwayError], None] = lambda _outcome: None
 
 
 @dataclass(slots=True, eq=False)
@@ -45,13 +53,29 @@ class Hold:
     """A request that waits. Several calls may wait for the same one: retries keep its place."""
 
     work: Work
-    deadline: float
     waiters: list[Waiter] = field(default_factory=list)
+
+    def join(self, owner: Owner, until: float) -> Waiter:
+        """One more call waits; what will be reserved belongs to the latest of them."""
+        waiter = Waiter(self, owner, until)
+        self.waiters.append(waiter)
+        self.work.owner = owner
+        return waiter
+
+    def leave(self, waiter: Waiter) -> bool:
+        """A call waits no more; True if it did until now."""
+        if waiter not in self.waiters:
+            return False
+        self.waiters.remove(waiter)
+        if self.waiters:
+            self.work.owner = self.waiters[-1].owner
+        return True
 
     def settle(self, outcome: Decision | HeadwayError) -> None:
         """Tell everyone who waits."""
-        for waiter in self.waiters:
-            waiter(outcome)
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter.answer(outcome)
 
 
 class Holds:
@@ -59,26 +83,39 @@ class Holds:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.tenants: dict[str, int] = {}
         self._by_key: dict[tuple[str, str, str], Hold] = {}
+        self._bands: dict[int, dict[tuple[str, str, str], Hold]] = {}
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def __iter__(self) -> Iterator[Hold]:
-        return iter(sorted(self._by_key.values(), key=lambda h: (-h.work.request.priority, h.work.submitted_at)))
+        for priority in sorted(self._bands, reverse=True):
+            yield from list(self._bands[priority].values())
 
     def find(self, key: tuple[str, str, str]) -> Hold | None:
         """The hold of this key."""
         return self._by_key.get(key)
 
     def add(self, hold: Hold) -> None:
-        """Keep it."""
-        self._by_key[hold.work.key] = hold
+        """Keep it, as the last of its priority."""
+        request, key = hold.work.request, hold.work.key
+        self._by_key[key] = hold
+        self._bands.setdefault(request.priority, {})[key] = hold
+        self.tenants[request.tenant] = self.tenants.get(request.tenant, 0) + 1
 
     def remove(self, hold: Hold) -> bool:
         """Let go of it; False if it was gone."""
-        return self._by_key.pop(hold.work.key, None) is not None
+        request, key = hold.work.request, hold.work.key
+        if self._by_key.get(key) is not hold:
+            return False
+        del self._by_key[key], self._bands[request.priority][key]
+        self.tenants[request.tenant] -= 1
+        if not self.tenants[request.tenant]:
+            del self.tenants[request.tenant]
+        return True
 
-    def overdue(self, now: float) -> list[Hold]:
-        """Those whose time is over."""
-        return [hold for hold in self._by_key.values() if hold.deadline <= now]
+    def overdue(self, now: float) -> list[Waiter]:
+        """The calls whose time is over."""
+        return [waiter for hold in self._by_key.values() for waiter in hold.waiters if waiter.until <= now]

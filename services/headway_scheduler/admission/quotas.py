@@ -21,6 +21,9 @@ class _Bucket:
         self.level = min(per_minute, self.level + (now - self.at) * per_minute / 60)
         self.at = now
 
+    def give(self, amount: float) -> None:
+        self.level = min(self.per_minute, self.level + amount)
+
     def wait_s(self, amount: float) -> float:
         """How long until `amount` is there; an amount above the whole bucket needs a full one."""
         missing = min(amount, self.per_minute) - self.level
@@ -54,11 +57,18 @@ class QuotaBook:
         if budget is not None:
             budget.level -= tokens
 
+    def refund(self, tenant: str, tokens: float) -> None:
+        """The request was admitted and then not served: give back everything."""
+        requests = self._requests.get(tenant)
+        if requests is not None:
+            requests.give(1.0)
+        self.settle(tenant, tokens, 0.0)
+
     def settle(self, tenant: str, estimated: float, actual: float) -> None:
         """Give back what was estimated too much, or take what was too little. `actual` 0: the request failed."""
         budget = self._tokens.get(tenant)
         if budget is not None:
-            budget.level += estimated - actual
+            budget.give(estimated - actual)
 
 
 def _bucket(buckets: dict[str, _Bucket], tenant: str, per_minute: float, now: float) -> _Bucket | None:

@@ -15,7 +15,6 @@ from headway_scheduler.domain.report import (
     ServedBy,
     Usage,
 )
-from headway_scheduler.domain.request import TextPrompt
 from headway_scheduler.fleet.ledger import EndCause, Owner, Reservation
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History
@@ -23,7 +22,7 @@ from headway_scheduler.learning.history import History
 __all__ = ["Reporting", "UsageRecorder"]
 
 UsageRecorder = Callable[[str, str, Usage], None]
-"""Called with tenant, model and usage when a request ends well."""
+"""Called with tenant, model and usage when a request ends well, or is cancelled after it used something."""
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class Reporting:
         ledger = self.dispatcher.ledger
         reservation = ledger.find(reservation_id)
         if reservation is None or reservation.principal != owner.principal:
-            ended = reservation is None and ledger.has_ended(reservation_id)
+            ended = reservation is None and ledger.ended(reservation_id, owner.principal) is not None
             return (ReportStatus.DUPLICATE if ended else ReportStatus.UNKNOWN), ""
         if reservation.owner is None:
             ledger.adopt(reservation, owner, now)  # an orphan whose holder speaks up again
@@ -59,11 +58,18 @@ class Reporting:
     ) -> tuple[ReportStatus, str]:
         owner.sends_first_token = True
         first = self.dispatcher.ledger.first_token(reservation, now)
-        work = reservation.attachment
-        if report.ttft_ms is not None and isinstance(work, Work) and work.queue_was_empty:
-            work.queue_was_empty = False  # teaches once
-            self.costs.observe(reservation.slot, reservation.predicted_ttft_ms or 0.0, report.ttft_ms)
+        if first:
+            self._learn_ttft(reservation, report.ttft_ms)
         return (ReportStatus.APPLIED if first else ReportStatus.DUPLICATE), ""
+
+    def _learn_ttft(self, reservation: Reservation, ttft_ms: float | None) -> None:
+        """Once a reservation, and only from those that met no queue: there the prediction is the prefill's alone."""
+        work = reservation.attachment
+        if ttft_ms is None or not isinstance(work, Work) or work.ttft_ms is not None:
+            return
+        work.ttft_ms = ttft_ms
+        if work.queue_was_empty:
+            self.costs.observe(reservation.slot, reservation.predicted_ttft_ms or 0.0, ttft_ms)
 
     def _served_by(self, reservation: Reservation, report: ServedBy, now: float) -> tuple[ReportStatus, str]:
         fleet = self.dispatcher.fleet
@@ -71,9 +77,10 @@ class Reporting:
         own, burst = fleet.candidates(reservation.tenant, reservation.model, "")
         if endpoint is None or endpoint.slot not in {*own.tolist(), *burst.tolist()}:
             return ReportStatus.INVALID, f"served_by.endpoint: {report.endpoint!r} is no endpoint of this request"
-        if endpoint.slot == reservation.slot:
+        before = fleet.by_slot[reservation.slot]
+        if report.endpoint in (before.id, before.spec.address):
             return ReportStatus.DUPLICATE, ""
-        fleet.record_outcome(fleet.by_slot[reservation.slot], True, now)
+        fleet.record_outcome(before, True, now)
         self.dispatcher.move(reservation, endpoint, now)
         return ReportStatus.APPLIED, ""
 
@@ -85,20 +92,20 @@ class Reporting:
             dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now)
         if not isinstance(work, Work):
             return
-        used = (usage.prompt_tokens or reservation.prompt_tokens) + (usage.completion_tokens or 0)
+        used = (usage.prompt_tokens or reservation.prompt_tokens) + (usage.completion_tokens or 0.0)
         failed = report.outcome.is_endpoints_fault
         dispatcher.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0 if failed else used)
-        if report.outcome is not Outcome.SUCCESS:
-            return
-        self.record_usage(reservation.tenant, reservation.model, usage)
-        prompt = work.request.prompt
-        if usage.prompt_tokens and isinstance(prompt, TextPrompt):
-            self.history.prompt_measured(reservation.model, len(prompt.data), usage.prompt_tokens)
+        succeeded = report.outcome is Outcome.SUCCESS
+        if succeeded or (report.outcome is Outcome.CANCELLED and usage.completion_tokens):
+            self.record_usage(reservation.tenant, reservation.model, usage)
+        if succeeded:
+            self._learn_ttft(reservation, report.ttft_ms)
+            self._learn_lengths(reservation, work, report)
+
+    def _learn_lengths(self, reservation: Reservation, work: Work, report: Finished) -> None:
+        usage, model = report.usage, reservation.model
+        if usage.prompt_tokens and work.text_bytes:
+            self.history.prompt_measured(model, work.text_bytes, usage.prompt_tokens)
         if usage.completion_tokens is not None and report.duration_ms is not None:
-            self.history.finished(
-                reservation.tenant,
-                reservation.model,
-                reservation.task_class,
-                usage.completion_tokens,
-                (report.duration_ms - (report.ttft_ms or 0.0)) / 1e3,
-            )
+            decode_s = (report.duration_ms - (work.ttft_ms or 0.0)) / 1e3
+            self.history.finished(reservation.tenant, model, reservation.task_class, usage.completion_tokens, decode_s)

@@ -62,6 +62,10 @@ class Columns:
     # Sampled: what telemetry says.
     external: FloatColumn = field(default_factory=_zeros)
     """Requests in flight that no reservation of ours accounts for."""
+    running: FloatColumn = field(default_factory=_unknown)
+    """Requests the engine runs."""
+    waiting: FloatColumn = field(default_factory=_unknown)
+    """Requests in the engine's own queue."""
     kv_use: FloatColumn = field(default_factory=_unknown)
     """KV cache in use, 0 to 1."""
     kv_capacity: FloatColumn = field(default_factory=_unknown)

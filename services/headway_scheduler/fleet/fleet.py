@@ -23,14 +23,20 @@ from headway_scheduler.fleet.health import Ejections
 __all__ = ["Endpoint", "Fleet", "FleetConfig", "Node"]
 
 _HOT_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "power_brake"})
+_APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
+"""XIDs that speak of the program on the GPU, not of the GPU (NVIDIA's XID catalogue): no recovery is ever reported."""
 _NONE: Final = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """Times in seconds. `stale_share`: when more of the nodes went stale at once, the scheduler is the one cut off."""
+    """Times in seconds. `stale_share`: when more of the nodes went stale at once, the scheduler is the one cut off.
+
+    While some are still heard that is believed for `freeze_s` only: a fleet may also shrink by more than half.
+    """
 
     stale_after_s: float = 5.0
+    freeze_s: float = 60.0
     forget_after_s: float = 600.0
     stale_share: float = 0.5
     clock_skew_warning_s: float = 5.0
@@ -38,10 +44,14 @@ class FleetConfig:
 
 @dataclass(slots=True)
 class Node:
-    """A host with an agent, and what the agent said last. Times are the scheduler's clock, in seconds."""
+    """A host with an agent, and what the agent said last. Times are the scheduler's clock, in seconds.
+
+    `connection` counts the agent's streams: only the newest one speaks for the node.
+    """
 
     id: str
     hello: Hello
+    connection: int = 0
     connected: bool = False
     stale: bool = False
     heard_at: float = 0.0
@@ -55,7 +65,10 @@ class Node:
 
 @dataclass(slots=True)
 class Endpoint:
-    """One engine rank that an agent announced. `failed`: why its devices cannot serve, or empty."""
+    """One engine rank that an agent announced.
+
+    `failed`: why its devices cannot serve, or empty. `boot_id`: the engine's, as last known.
+    """
 
     id: str
     slot: int
@@ -65,6 +78,7 @@ class Endpoint:
     ready: bool = True
     sample: EngineSample | None = None
     failed: str = ""
+    boot_id: str = ""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -91,6 +105,7 @@ class Fleet:
         self.on_removed: list[Callable[[Endpoint], None]] = []
         self.on_restarted: list[Callable[[Endpoint], None]] = []
         self.on_announced: list[Callable[[Endpoint], None]] = []
+        self._frozen_since: float | None = None
         self._free: list[int] = []
         self._used = 0
         self._desired = DesiredState()
@@ -112,18 +127,20 @@ class Fleet:
             node.sequence = 0
             node.failures.clear()
         node.hello, node.connected, node.stale, node.heard_at = hello, True, False, now
+        node.connection += 1
         announced = {spec.id for spec in hello.endpoints}
         for endpoint in [e for e in node.endpoints.values() if e.id not in announced]:
             self.remove_endpoint(endpoint.id)
         for spec in hello.endpoints:
             self.put_endpoint(node, spec)
+        for endpoint in node.endpoints.values():
+            self._apply_devices(endpoint)
         self._changed(node.endpoints.values())
         return node
 
-    def disconnect(self, node_id: str, instance_id: str) -> None:
-        """That instance's stream ended. Its endpoints stay until they are stale."""
-        node = self.nodes.get(node_id)
-        if node is not None and node.hello.instance_id == instance_id:
+    def disconnect(self, node: Node, connection: int) -> None:
+        """That stream of the node's agent ended. Its endpoints stay until they are stale."""
+        if node.connection == connection:
             node.connected = False
 
     def put_endpoint(self, node: Node, spec: EndpointSpec) -> Endpoint:
@@ -135,12 +152,16 @@ class Fleet:
         if endpoint is None:
             return self._add(node, spec)
         before, endpoint.spec, endpoint.ready = endpoint.spec, spec, spec.ready
-        self.columns.kv_capacity[endpoint.slot] = spec.kv_capacity_tokens.or_nan()
-        if before.engine_boot_id != spec.engine_boot_id:
+        boot_id, endpoint.boot_id = endpoint.boot_id, spec.engine_boot_id or endpoint.boot_id
+        if boot_id and endpoint.boot_id != boot_id:
             for listener in self.on_restarted:
                 listener(endpoint)
         if before != spec:
+            self.columns.kv_capacity[endpoint.slot] = spec.kv_capacity_tokens.or_nan()
+            self._apply_devices(endpoint)
             self._announce(endpoint)
+        else:
+            self.refresh_guards([endpoint])
         return endpoint
 
     def remove_endpoint(self, endpoint_id: str) -> None:
@@ -174,9 +195,11 @@ class Fleet:
         return True
 
     def apply_device_event(self, node: Node, event: DeviceEvent) -> None:
-        """A device failed: its endpoints are closed until it recovers."""
+        """A device failed: its endpoints are closed until it recovers. A program's fault on it does not count."""
         if event.kind is DeviceEventKind.RECOVERED:
             node.failures.pop(event.uuid, None)
+        elif event.kind is DeviceEventKind.XID and event.xid in _APPLICATION_XIDS:
+            return
         else:
             node.failures[event.uuid] = event.kind.value if not event.xid else f"{event.kind.value} {event.xid}"
         for endpoint in node.endpoints.values():
@@ -207,8 +230,11 @@ class Fleet:
 
         When more than `stale_share` of the nodes fell silent together, the fault is on our side: guards freeze.
         """
+        for endpoint_id in self.ejections.expire(now):
+            if endpoint_id in self.endpoints:
+                self.refresh_guards([self.endpoints[endpoint_id]])
         overdue = [node for node in self.nodes.values() if self._overdue(node, now)]
-        self.guards_frozen = len(overdue) > self.config.stale_share * len(self.nodes)
+        self.guards_frozen = self._cut_off(sum(not node.stale for node in overdue), now)
         if self.guards_frozen:
             return
         for node in overdue:
@@ -217,9 +243,6 @@ class Fleet:
                 self.refresh_guards(node.endpoints.values())
             if not node.connected and now - node.heard_at > self.config.forget_after_s:
                 self.forget_node(node.id)
-        for endpoint_id in self.ejections.expire(now):
-            if endpoint_id in self.endpoints:
-                self.refresh_guards([self.endpoints[endpoint_id]])
 
     # What decisions read
 
@@ -275,12 +298,12 @@ class Fleet:
             self.columns.open[endpoint.slot] = not self.hard_guards(endpoint)
 
     def find(self, name: str) -> Endpoint | None:
-        """The endpoint of this id or address (the first rank there)."""
+        """The endpoint of this id or address (the rank 0 there)."""
         return self.endpoints.get(name) or self.endpoints.get(f"{name}@0")
 
     def record_outcome(self, endpoint: Endpoint, failed: bool, now: float) -> None:
-        """A request ended there. Endpoints that keep failing are ejected for a while, never more than half of all."""
-        if self.ejections.record(endpoint.id, failed, now, len(self.endpoints)):
+        """A request ended there. What keeps failing is ejected for a while, but never more than half of a pool."""
+        if self.ejections.record(endpoint.id, failed, now, lambda: self._spared(endpoint)):
             self.refresh_guards([endpoint])
 
     # Inside
@@ -292,11 +315,12 @@ class Fleet:
             if self._used > self.columns.capacity:
                 self.columns.grow()
         self.columns.reset(slot)
-        endpoint = Endpoint(spec.id, slot, spec, node, ready=spec.ready)
+        endpoint = Endpoint(spec.id, slot, spec, node, ready=spec.ready, boot_id=spec.engine_boot_id)
         endpoint.state = self._desired.endpoint_states.get(endpoint.id, SchedulingState.ACTIVE)
         self.endpoints[endpoint.id] = self.by_slot[slot] = node.endpoints[endpoint.id] = endpoint
         self.columns.ring[slot] = xxh3_64_intdigest(endpoint.id.encode())
         self.columns.kv_capacity[slot] = spec.kv_capacity_tokens.or_nan()
+        self._apply_devices(endpoint)
         self._announce(endpoint)
         return endpoint
 
@@ -309,11 +333,13 @@ class Fleet:
         columns, slot = self.columns, endpoint.slot
         endpoint.sample, endpoint.ready = sample, sample.ready
         columns.sampled_at[slot] = now
+        columns.running[slot] = sample.running.or_nan()
+        columns.waiting[slot] = sample.waiting.or_nan()
         columns.kv_use[slot] = sample.kv_use.or_nan()
-        if sample.running.value is not None:
-            seen = sample.running.value + (sample.waiting.value or 0.0)
-            # What the engine has beyond our reservations. Never negative: what we just sent may not be there yet.
-            columns.external[slot] = max(0.0, seen - float(columns.inflight[slot]))
+        # What the engine has beyond our reservations: nothing that we know of, where it does not say. Never negative:
+        # what we just sent may not be there yet.
+        seen = 0.0 if sample.running.value is None else sample.running.value + (sample.waiting.value or 0.0)
+        columns.external[slot] = max(0.0, seen - float(columns.inflight[slot]))
 
     def _apply_devices(self, endpoint: Endpoint) -> None:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot
@@ -321,8 +347,10 @@ class Fleet:
         memory, utilization, temperature, heat, power = [], [], [], [], []
         throttled, failed = False, ""
         for uuid in endpoint.spec.device_uuids:
-            failed = failed or node.failures.get(uuid, "")
             device, sample = devices.get(uuid), node.samples.get(uuid)
+            failed = failed or node.failures.get(uuid, "")
+            if device is not None and device.parent_uuid:
+                failed = failed or node.failures.get(device.parent_uuid, "")  # a MIG instance falls with its GPU
             if device is None or sample is None:
                 continue
             if sample.memory_used_bytes.missing is MissingReason.LOST:
@@ -341,6 +369,26 @@ class Fleet:
         columns.heat[slot] = _highest(heat)
         columns.power[slot] = _highest(power)
         columns.throttled[slot] = throttled
+
+    def _cut_off(self, silent: int, now: float) -> bool:
+        """Did so many of the nodes that were alive fall silent together that it must be us?"""
+        alive = sum(not node.stale for node in self.nodes.values())
+        if silent <= self.config.stale_share * alive:
+            self._frozen_since = None
+            return False
+        if self._frozen_since is None:
+            self._frozen_since = now
+        return silent == alive or now - self._frozen_since < self.config.freeze_s
+
+    def _spared(self, endpoint: Endpoint) -> bool:
+        """Would ejecting it leave a pool with too little? Better a failing endpoint than none."""
+        share = self.ejections.max_share
+        for model in endpoint.spec.models:
+            pool = self.pool(model).tolist()
+            out = sum(self.ejections.ejected(self.by_slot[slot].id) for slot in pool)
+            if out + 1 > share * len(pool):
+                return True
+        return False
 
     def _overdue(self, node: Node, now: float) -> bool:
         return now - node.heard_at > self.config.stale_after_s

@@ -1,5 +1,6 @@
 """Endpoints that keep failing are ejected for a while, so that a fast 5xx never looks like low load."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["EjectionConfig", "Ejections"]
@@ -29,18 +30,27 @@ class Ejections:
         self._config = config or EjectionConfig()
         self._records: dict[str, _Record] = {}
 
-    def record(self, endpoint: str, failed: bool, now: float, total: int) -> bool:
-        """Count an outcome; True if the endpoint is ejected by it."""
+    @property
+    def max_share(self) -> float:
+        """The largest share of a pool that may be out at once."""
+        return self._config.max_share
+
+    def record(self, endpoint: str, failed: bool, now: float, spared: Callable[[], bool]) -> bool:
+        """Count an outcome; True if the endpoint is ejected by it, which never happens while `spared()`.
+
+        What requests sent before the ejection come to while it lasts changes nothing.
+        """
+        record = self._records.get(endpoint)
+        if record is not None and record.until is not None:
+            return False
         if not failed:
             self._records.pop(endpoint, None)
             return False
-        record = self._records.setdefault(endpoint, _Record())
+        if record is None:
+            record = self._records[endpoint] = _Record()
         record.failures += 1
-        if record.until is not None or record.failures < self._config.failures:
+        if record.failures < self._config.failures or spared():
             return False
-        ejected = sum(1 for other in self._records.values() if other.until is not None)
-        if ejected + 1 > self._config.max_share * total:
-            return False  # panic: better a failing endpoint than none
         record.ejections += 1
         record.until = now + min(self._config.base_s * record.ejections, self._config.max_s)
         return True

@@ -92,7 +92,11 @@ class Owner:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """A request's place: one leg, or two when prefill and decode are apart. Times: scheduler clock, seconds."""
+    """A request's place: one leg, or two when prefill and decode are apart. Times: scheduler clock, seconds.
+
+    `claims` counts its owner's calls that were answered with it. `prefill_due` and `expires_at` are when time itself
+    moves it on, `placed_at` is when it got its present legs.
+    """
 
     id: str
     owner: Owner | None
@@ -105,11 +109,15 @@ class Reservation:
     began_at: float
     predicted_s: float
     ttl_s: float
+    claims: int = 1
     prompt_tokens: int = 0
     matched_tokens: int = 0
     predicted_ttft_ms: float | None = None
     first_token_at: float | None = None
+    placed_at: float = 0.0
+    prefill_due: float | None = None
     expires_at: float | None = None
+    expiry_queued: float | None = None
     attachment: object = None
 
     @property
@@ -140,7 +148,7 @@ class Ledger:
         self._columns = columns
         self._prefix = f"{name}.{epoch}."
         self._count = 0
-        self._ended: OrderedDict[str, EndCause] = OrderedDict()
+        self._ended: OrderedDict[str, tuple[str, EndCause]] = OrderedDict()
         self._successors: OrderedDict[str, str] = OrderedDict()
         self._expiries: list[tuple[float, str]] = []
         self._prefills: list[tuple[float, str]] = []
@@ -170,6 +178,7 @@ class Ledger:
             return False
         reservation.first_token_at = now
         self._decode(reservation)
+        self._renew(reservation, now)
         return True
 
     def progress(self, reservation: Reservation, now: float) -> None:
@@ -203,7 +212,7 @@ class Ledger:
             self._subtract(leg)
         if reservation.owner is not None:
             reservation.owner.reservations.discard(reservation.id)
-        self._ended[reservation.id] = cause
+        self._ended[reservation.id] = (reservation.principal, cause)
         while len(self._ended) > self.config.remembered_ends:
             self._ended.popitem(last=False)
         for listener in self.on_end:
@@ -225,6 +234,8 @@ class Ledger:
         """`owner` resumes it."""
         if reservation.owner is not None:
             reservation.owner.reservations.discard(reservation.id)
+        if reservation.owner is not owner:
+            reservation.claims = 1
         reservation.owner = owner
         owner.reservations.add(reservation.id)
         self._renew(reservation, now)
@@ -244,9 +255,10 @@ class Ledger:
         while len(self._successors) > self.config.remembered_ends:
             self._successors.popitem(last=False)
 
-    def has_ended(self, reservation_id: str) -> bool:
-        """Did a reservation of this id end here, not too long ago?"""
-        return self._successors.get(reservation_id, reservation_id) in self._ended
+    def ended(self, reservation_id: str, principal: str) -> EndCause | None:
+        """How this principal's reservation of this id ended here, if it did and not too long ago."""
+        owner, cause = self._ended.get(self._successors.get(reservation_id, reservation_id), ("", None))
+        return cause if owner == principal else None
 
     # Time
 
@@ -254,15 +266,21 @@ class Ledger:
         """Do what time does: prefills predicted done count as done; what nobody renews expires."""
         prefills, expiries = self._prefills, self._expiries
         while prefills and prefills[0][0] <= now:
-            reservation = self.reservations.get(heapq.heappop(prefills)[1])
-            if reservation is not None and reservation.first_token_at is None:
+            due, reservation_id = heapq.heappop(prefills)
+            reservation = self.reservations.get(reservation_id)
+            if reservation is not None and reservation.first_token_at is None and reservation.prefill_due == due:
                 self._prefill_overdue(reservation, now)
         while expiries and expiries[0][0] <= now:
             due, reservation_id = heapq.heappop(expiries)
             reservation = self.reservations.get(reservation_id)
-            if reservation is None or reservation.expires_at != due:
+            if reservation is None or reservation.expiry_queued != due:
                 continue
-            if reservation.owner is None:
+            reservation.expiry_queued = None
+            if reservation.expires_at is None:
+                continue  # a stream took it over
+            if reservation.expires_at > now:
+                self._expire_at(reservation, reservation.expires_at)  # it was renewed meanwhile
+            elif reservation.owner is None:
                 self.end(reservation, EndCause.ORPHANED, now)
             elif self.still_running(reservation):
                 self._expire_at(reservation, now + self.config.renew_s)
@@ -315,18 +333,23 @@ class Ledger:
         self._room()
 
     def _await_prefill(self, reservation: Reservation, now: float) -> None:
+        reservation.placed_at = now
         predicted = reservation.predicted_ttft_ms
-        if predicted is not None:
-            heapq.heappush(self._prefills, (now + predicted / 1e3, reservation.id))
+        self._prefill_due_at(reservation, None if predicted is None else now + predicted / 1e3)
+
+    def _prefill_due_at(self, reservation: Reservation, when: float | None) -> None:
+        reservation.prefill_due = when
+        if when is not None:
+            heapq.heappush(self._prefills, (when, reservation.id))
 
     def _prefill_overdue(self, reservation: Reservation, now: float) -> None:
         owner = reservation.owner
         if owner is not None and owner.sends_first_token:
             predicted_s = (reservation.predicted_ttft_ms or 0.0) / 1e3
             patience = self.config.late_prefill_factor * predicted_s + self.config.late_prefill_s
-            due = reservation.began_at + patience
+            due = reservation.placed_at + patience
             if now < due:
-                heapq.heappush(self._prefills, (due, reservation.id))
+                self._prefill_due_at(reservation, due)
                 return
         self._decode(reservation)
 
@@ -338,8 +361,11 @@ class Ledger:
             self._expire_at(reservation, now + reservation.ttl_s)
 
     def _expire_at(self, reservation: Reservation, when: float) -> None:
+        """Queued once a reservation: renewing it moves `expires_at` alone, looked at when its turn comes."""
         reservation.expires_at = when
-        heapq.heappush(self._expiries, (when, reservation.id))
+        if reservation.expiry_queued is None or when < reservation.expiry_queued:
+            reservation.expiry_queued = when
+            heapq.heappush(self._expiries, (when, reservation.id))
 
     def _room(self) -> None:
         for listener in self.on_room:

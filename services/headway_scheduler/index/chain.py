@@ -111,11 +111,13 @@ class ChainIndex:
                 self._unhold(slot, value)
 
     def drop(self, slot: int) -> None:
-        """Forget everything `slot` holds: it restarted, cleared its cache, or left."""
-        holding = self._holdings.pop(slot, None)
+        """Forget everything `slot` holds: it restarted, cleared its cache, or left. Its capacity stays."""
+        holding = self._holdings.get(slot)
         if holding is not None:
             for value in holding.blocks:
                 self._unhold(slot, value)
+            holding.blocks.clear()
+            holding.tokens = 0.0
 
     def blocks(self, slot: int) -> int:
         """How many blocks `slot` holds."""

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
 
-__all__ = ["BYTES", "SCHEMES", "TOKENS", "Chain", "Scheme", "chain_of", "root_of"]
+__all__ = ["BYTES", "SCHEMES", "TOKENS", "Chain", "Scheme", "chain_of", "identity_of", "root_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,17 @@ def chain_of(request: Request, bytes_per_token: float, max_blocks: int) -> Chain
         tokens = float(scheme.block_size) if scheme is TOKENS else scheme.block_bytes / bytes_per_token
         return Chain(root, hashes, tokens)
     return _EMPTY
+
+
+def identity_of(request: Request) -> int:
+    """Tells a retry of a request from another request: a hash of its model, its adapter and its whole prompt."""
+    prompt = request.prompt
+    kind = type(prompt).__name__
+    seed = xxh3_64_intdigest("\0".join((request.model, request.adapter, kind)).encode())
+    if isinstance(prompt, BlocksPrompt):
+        tail = f"{prompt.scheme} {request.prompt_tokens} {prompt.hashes[-1:]}"
+        return xxh3_64_intdigest(tail.encode(), seed)
+    return seed if prompt is None else xxh3_64_intdigest(prompt.data, seed)
 
 
 def _rechain(hashes: tuple[int, ...], root: int) -> list[int]:

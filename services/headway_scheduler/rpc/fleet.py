@@ -66,13 +66,21 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         scheduler, now = self._scheduler, self._scheduler.clock()
         nodes = [node_to_proto(node, now) for node in scheduler.fleet.nodes.values()]
         endpoints = [endpoint_to_proto(scheduler, each, now) for each in scheduler.fleet.endpoints.values()]
-        present: dict[str, State] = {state.name: state for state in nodes}
-        present.update((state.name, state) for state in endpoints)
+        present: dict[str, State] = {state.name: _ageless(state) for state in nodes}
+        present.update((state.name, _ageless(state)) for state in endpoints)
         response = pb.WatchFleetResponse(
-            nodes=[state for state in nodes if seen.get(state.name) != state],
-            endpoints=[state for state in endpoints if seen.get(state.name) != state],
+            nodes=[state for state in nodes if seen.get(state.name) != present[state.name]],
+            endpoints=[state for state in endpoints if seen.get(state.name) != present[state.name]],
             removed=sorted(seen.keys() - present.keys()),
         )
         seen.clear()
         seen.update(present)
         return response
+
+
+def _ageless(state: State) -> State:
+    """A copy without the age of its sample: that alone is no change."""
+    copy = type(state)()
+    copy.MergeFrom(state)  # type: ignore[arg-type]  # of the same type, as the line above says
+    copy.ClearField("sample_age_ms")
+    return copy

@@ -5,21 +5,22 @@ Held routes do not block the line, and one bad request fails alone.
 """
 
 import asyncio
-import contextlib
+import traceback
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import structlog
 from grpc.aio import ServicerContext
 from headway.routing.v1 import routing_pb2 as pb
 
-from headway_scheduler.admission.holds import Hold, Waiter
+from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.report import ReportStatus
 from headway_scheduler.errors import HeadwayError, InvalidField
-from headway_scheduler.fleet.ledger import EndCause, Owner
+from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import decision_to_proto, request_from_proto
 from headway_scheduler.rpc.fail_open import fail_open_view
@@ -33,6 +34,8 @@ _MAX_UNREAD: Final = 4096
 _REMEMBERED_CALLS: Final = 10_000
 _VIEW_INTERVAL_S: Final = 1.0
 
+log = structlog.get_logger()
+
 
 class RouteStreamSession:
     """A data plane's stream. Its reservations live while it is open, and are orphans when it is lost."""
@@ -44,11 +47,12 @@ class RouteStreamSession:
         self._owner = Owner(principal.id, stream=True)
         self._out = pb.RouteStreamResponse()
         self._pending = 0
+        self._owed = False
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
         self._closed = False
-        self._holds: dict[int, tuple[Hold, Waiter]] = {}
+        self._holds: dict[int, Waiter] = {}
         self._answered: OrderedDict[int, str] = OrderedDict()
         self._resumes: set[asyncio.Task[None]] = set()
         self._view_version = -1
@@ -63,12 +67,15 @@ class RouteStreamSession:
             await reader
         finally:
             self._closed = True
-            for task in (reader, viewer, *self._resumes):
+            tasks = (reader, viewer, *self._resumes)
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reader, viewer, *self._resumes, return_exceptions=True)
-            for hold, waiter in self._holds.values():
-                self._scheduler.dispatcher.give_up(hold, waiter)
-            self._scheduler.ledger.lose_owner(self._owner, self._scheduler.clock())
+            for waiter in self._holds.values():
+                self._scheduler.dispatcher.give_up(waiter)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                self._scheduler.ledger.lose_owner(self._owner, self._scheduler.clock())
 
     # In
 
@@ -79,10 +86,12 @@ class RouteStreamSession:
                 self._start_resume(resumed)
             for report in message.reports:
                 self._report(report, now)
-            for correlation_id in message.cancels:
-                self._cancel(correlation_id, now)
+            # A client may give up what it asks for in the same message.
+            early = [number for number in message.cancels if not self._cancel(number, now)]
             for call in message.routes:
                 self._route(call, now)
+            for number in early:
+                self._cancel(number, now)
             # Also when nothing is to be said: an empty message is a ping, and this its echo.
             self._wake(0)
             await self._room.wait()
@@ -101,17 +110,24 @@ class RouteStreamSession:
             outcome = scheduler.dispatcher.submit(wanted, tenant, self._owner, now)
         except HeadwayError as error:
             self._answer(number, error)
-            return
-        if isinstance(outcome, Hold):
-
-            def settle(outcome: Decision | HeadwayError) -> None:
-                self._holds.pop(number, None)
+        except Exception as error:
+            # It fails alone. Its message is not logged: it may quote the prompt.
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            log.error("route_failed", error_type=type(error).__name__, traceback=frames)
+            self._answer(number, HeadwayError("internal error; the scheduler's log has the details"))
+        else:
+            if isinstance(outcome, Waiter):
+                self._hold(number, outcome)
+            else:
                 self._answer(number, outcome)
 
-            self._holds[number] = (outcome, settle)
-            outcome.waiters.append(settle)
-        else:
+    def _hold(self, number: int, waiter: Waiter) -> None:
+        def answer(outcome: Decision | HeadwayError) -> None:
+            del self._holds[number]
             self._answer(number, outcome)
+
+        waiter.answer = answer
+        self._holds[number] = waiter
 
     def _report(self, message: pb.Report, now: float) -> None:
         try:
@@ -123,19 +139,22 @@ class RouteStreamSession:
             self._out.report_results.append(result_to_proto(message.reservation_id, status, detail))
             self._wake(1)
 
-    def _cancel(self, correlation_id: int, now: float) -> None:
-        held = self._holds.pop(correlation_id, None)
-        if held is not None:
-            self._scheduler.dispatcher.give_up(*held)
-            return
-        reservation = self._scheduler.ledger.find(self._answered.pop(correlation_id, ""))
-        if reservation is not None:
-            self._scheduler.ledger.end(reservation, EndCause.CANCELLED, now)
+    def _cancel(self, correlation_id: int, now: float) -> bool:
+        """False: there is no such call."""
+        waiter = self._holds.pop(correlation_id, None)
+        if waiter is not None:
+            self._scheduler.dispatcher.give_up(waiter)
+            return True
+        reservation_id = self._answered.pop(correlation_id, None)
+        if reservation_id is not None:
+            self._scheduler.dispatcher.give_back(reservation_id, self._owner, now)
+        return reservation_id is not None
 
     def _start_resume(self, message: pb.ResumedReservation) -> None:
         task = asyncio.create_task(self._resume(message))
         self._resumes.add(task)
         task.add_done_callback(self._resumes.discard)
+        task.add_done_callback(lambda _: self._news.set())
 
     async def _resume(self, message: pb.ResumedReservation) -> None:
         result = await self._resumer.resume(message, self._principal, self._owner)
@@ -175,6 +194,7 @@ class RouteStreamSession:
         if isinstance(outcome, Decision):
             answer.response.CopyFrom(decision_to_proto(outcome))
             self._answered[number] = outcome.reservation_id
+            self._answered.move_to_end(number)
             if len(self._answered) > _REMEMBERED_CALLS:
                 self._answered.popitem(last=False)
         else:
@@ -183,6 +203,7 @@ class RouteStreamSession:
         self._wake(1)
 
     def _wake(self, count: int) -> None:
+        self._owed = True
         self._pending += count
         if self._pending >= _MAX_UNREAD:
             self._room.clear()
@@ -194,11 +215,19 @@ class RouteStreamSession:
         while True:
             await self._news.wait()
             self._news.clear()
-            if reader.done() and not self._pending:
-                if self._holds or self._resumes:
-                    continue
+            if self._owed:
+                message, self._out = self._out, pb.RouteStreamResponse()
+                self._pending, self._owed = 0, False
+                self._room.set()
+                try:
+                    await self._context.write(message)
+                except asyncio.InvalidStateError:
+                    return  # the client is gone
+            if reader.done() and self._is_over(reader):
                 return
-            message, self._out, self._pending = self._out, pb.RouteStreamResponse(), 0
-            self._room.set()
-            with contextlib.suppress(asyncio.InvalidStateError):
-                await self._context.write(message)
+
+    def _is_over(self, reader: "asyncio.Task[None]") -> bool:
+        """The client says no more: is anything still owed to it?"""
+        if reader.cancelled() or reader.exception() is not None:
+            return True
+        return not (self._owed or self._holds or self._resumes)

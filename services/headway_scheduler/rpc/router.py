@@ -9,13 +9,13 @@ from grpc.aio import ServicerContext
 from headway.routing.v1 import routing_pb2 as pb
 from headway.routing.v1 import routing_pb2_grpc
 
-from headway_scheduler.admission.holds import Hold
+from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Principal, Role
 from headway_scheduler.domain.report import ReportStatus
 from headway_scheduler.errors import HeadwayError, InvalidField
-from headway_scheduler.fleet.ledger import EndCause, Owner
+from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.authentication import current_principal
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import decision_to_proto, explanation_to_proto, request_from_proto
@@ -47,12 +47,13 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             wanted, tenant = request_from_proto(request, principal, scheduler.intake, scheduler.ledger.new_id())
             remaining = context.time_remaining()
             deadline = None if remaining is None else now + remaining
-            outcome = scheduler.dispatcher.submit(wanted, tenant, self._owner(principal), now, deadline)
-            decision = await self._settled(outcome) if isinstance(outcome, Hold) else outcome
+            owner = self._owner(principal)
+            outcome = scheduler.dispatcher.submit(wanted, tenant, owner, now, deadline)
+            decision = await self._settled(outcome) if isinstance(outcome, Waiter) else outcome
         except HeadwayError as error:
             scheduler.count_refusal(error)
             raise
-        context.add_done_callback(lambda call: self._on_done(call, decision))  # type: ignore[arg-type]  # wrong in the stubs
+        context.add_done_callback(lambda call: self._on_done(call, decision, owner))  # type: ignore[arg-type]  # wrong in the stubs
         return decision_to_proto(decision)
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
@@ -98,29 +99,35 @@ class RouterService(routing_pb2_grpc.RouterServicer):
             owner = self._owners[principal.id] = Owner(principal.id, stream=False)
         return owner
 
-    async def _settled(self, hold: Hold) -> Decision:
-        """Wait for the hold; a cancelled call leaves it."""
-        future: asyncio.Future[Decision | HeadwayError] = asyncio.get_running_loop().create_future()
+    async def _settled(self, waiter: Waiter) -> Decision:
+        """Wait for the hold; a cancelled call leaves it, or gives back what it was answered in the same moment."""
+        settled, answers = asyncio.Event(), list[Decision | HeadwayError]()
 
-        def settle(outcome: Decision | HeadwayError) -> None:
-            if not future.done():
-                future.set_result(outcome)
+        def answer(outcome: Decision | HeadwayError) -> None:
+            answers.append(outcome)
+            settled.set()
 
-        hold.waiters.append(settle)
+        waiter.answer = answer
         try:
-            outcome = await future
-        finally:
-            self._scheduler.dispatcher.give_up(hold, settle)
+            await settled.wait()
+        except asyncio.CancelledError:
+            self._scheduler.dispatcher.give_up(waiter)
+            for outcome in answers:
+                if isinstance(outcome, Decision):
+                    self._give_back(outcome, waiter.owner)
+            raise
+        outcome = answers[0]
         if isinstance(outcome, HeadwayError):
             raise outcome
         return outcome
 
-    def _on_done(self, call: Context, decision: Decision) -> None:
+    def _on_done(self, call: Context, decision: Decision, owner: Owner) -> None:
         """A call cancelled before its answer arrived gives back what it reserved."""
         if call.cancelled():
-            reservation = self._scheduler.ledger.find(decision.reservation_id)
-            if reservation is not None:
-                self._scheduler.ledger.end(reservation, EndCause.CANCELLED, self._scheduler.clock())
+            self._give_back(decision, owner)
+
+    def _give_back(self, decision: Decision, owner: Owner) -> None:
+        self._scheduler.dispatcher.give_back(decision.reservation_id, owner, self._scheduler.clock())
 
 
 def apply_reports(scheduler: Scheduler, owner: Owner, reports: Iterable[pb.Report]) -> list[pb.ReportResult]:

@@ -1,5 +1,7 @@
 """The gRPC server: every service, health, reflection, credentials and limits."""
 
+import asyncio
+import contextlib
 from datetime import UTC, datetime
 from typing import Final
 
@@ -31,6 +33,9 @@ _SERVICES: Final = (
     fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
 )
 
+_LAST_WORDS_S: Final = 0.5
+"""What calls in progress get once nothing is in flight any more: agents' streams never end by themselves."""
+
 
 class GrpcServer:
     """Serves one scheduler. `port` is the port it listens on, once started."""
@@ -38,6 +43,7 @@ class GrpcServer:
     def __init__(self, scheduler: Scheduler, config: Config) -> None:
         self.port = 0
         self._config = config
+        self._scheduler = scheduler
         authenticator = Authenticator(
             lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
         )
@@ -81,9 +87,29 @@ class GrpcServer:
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace_s: float) -> None:
-        """Say that it goes away, take no new calls, and let those in progress finish within the grace."""
+        """Say that it goes away, take reports until nothing is in flight, at most `grace_s` long, and close.
+
+        Whoever calls it has drained the scheduler: nothing new is taken meanwhile.
+        """
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self._server.stop(grace_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle(), grace_s)
+        await self._server.stop(min(_LAST_WORDS_S, grace_s))
+
+    async def _idle(self) -> None:
+        """Wait until the last reservation has ended."""
+        ledger, idle = self._scheduler.ledger, asyncio.Event()
+
+        def look(*_: object) -> None:
+            if not ledger.reservations:
+                idle.set()
+
+        ledger.on_end.append(look)
+        look()
+        try:
+            await idle.wait()
+        finally:
+            ledger.on_end.remove(look)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for service in ("", *_SERVICES):

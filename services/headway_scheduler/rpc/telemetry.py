@@ -1,5 +1,6 @@
 """The Telemetry service: one stream from each agent."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,8 @@ from headway.telemetry.v1 import telemetry_pb2_grpc
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.endpoint import SchedulingState
-from headway_scheduler.errors import HeadwayError, InvalidField
+from headway_scheduler.domain.telemetry import Hello
+from headway_scheduler.errors import DuplicateNode, HeadwayError, InvalidField
 from headway_scheduler.fleet.fleet import Node
 from headway_scheduler.rpc.authentication import current_principal
 from headway_scheduler.rpc.authorization import authorize_node
@@ -38,26 +40,34 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.ConnectResponse]:
         """Hello first, then samples and events until the agent goes."""
-        scheduler = self._scheduler
+        fleet = self._scheduler.fleet
         node: Node | None = None
-        instance_id, draining = "", False
+        connection, draining, resync_asked = 0, False, False
         try:
             async for message in request_iterator:
                 kind = message.WhichOneof("message")
                 if kind == "hello":
-                    node, instance_id = self._hello(message.hello), message.hello.instance_id
+                    if node is not None and node.id != message.hello.node:
+                        raise InvalidField("hello.node", f"this stream speaks for {node.id!r}")
+                    node = await self._hello(message.hello)
+                    connection, resync_asked = node.connection, False
                     yield pb.ConnectResponse(welcome=self._welcome())
                 elif node is None:
                     raise InvalidField("hello", "must be the first message")
-                elif scheduler.fleet.nodes.get(node.id) is not node:
-                    node = None
-                    yield pb.ConnectResponse(resync=pb.Resync())  # it was forgotten meanwhile
+                elif fleet.nodes.get(node.id) is not node:
+                    if (
+                        not resync_asked
+                    ):  # it was forgotten meanwhile; what is under way until the Hello counts for nothing
+                        resync_asked = True
+                        yield pb.ConnectResponse(resync=pb.Resync())
                     continue
+                elif node.connection != connection:
+                    raise DuplicateNode(node.id)  # a newer stream speaks for it
                 elif kind == "sample":
                     yield self._sample(node, message.sample)
                 else:
                     self._event(node, message)
-                if node is not None and draining != (node.state is SchedulingState.DRAINING):
+                if draining != (node.state is SchedulingState.DRAINING):
                     draining = not draining
                     yield pb.ConnectResponse(drain=pb.Drain(draining=draining))
         except HeadwayError as error:
@@ -65,14 +75,14 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             raise
         finally:
             if node is not None:
-                scheduler.fleet.disconnect(node.id, instance_id)
+                fleet.disconnect(node, connection)
                 log.info("agent_disconnected", node=node.id)
 
-    def _hello(self, message: pb.Hello) -> Node:
+    async def _hello(self, message: pb.Hello) -> Node:
         scheduler = self._scheduler
         authorize_node(current_principal(), message.node)
         hello = hello_from_proto(message)
-        node = scheduler.fleet.connect(hello, scheduler.clock())
+        node = await self._connected(hello)
         node.clock_skew_s = 0.0 if hello.clock_s is None else hello.clock_s - time.time()
         if abs(node.clock_skew_s) > scheduler.fleet.config.clock_skew_warning_s:
             # Only a warning: all times are taken by the scheduler's own clock.
@@ -81,6 +91,19 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             "agent_connected", node=node.id, devices=len(hello.devices), endpoints=[spec.id for spec in hello.endpoints]
         )
         return node
+
+    async def _connected(self, hello: Hello) -> Node:
+        """The node, of this agent from now on.
+
+        A restarted agent may come back before its old stream is known to be dead: it gets the time in which that one
+        would have to send a sample. A second agent of the same name is refused after it. Raises DuplicateNode.
+        """
+        fleet, clock = self._scheduler.fleet, self._scheduler.clock
+        try:
+            return fleet.connect(hello, clock())
+        except DuplicateNode:
+            await asyncio.sleep(fleet.config.stale_after_s)
+            return fleet.connect(hello, clock())
 
     def _welcome(self) -> pb.Welcome:
         config = self._scheduler.config

@@ -103,6 +103,21 @@ class View:
         return self._columns.context_tokens[self.slots].astype(np.float64)
 
     @property
+    def running(self) -> FloatColumn:
+        """Requests the engine said it runs, as of its newest sample; NaN where unknown."""
+        return self._columns.running[self.slots]
+
+    @property
+    def waiting(self) -> FloatColumn:
+        """Requests in the engine's own queue, as of its newest sample; NaN where unknown."""
+        return self._columns.waiting[self.slots]
+
+    @property
+    def kv_use(self) -> FloatColumn:
+        """KV cache in use, 0 to 1, as of the newest sample; NaN where unknown."""
+        return self._columns.kv_use[self.slots]
+
+    @property
     def kv_room_tokens(self) -> FloatColumn:
         """KV tokens free: capacity less what is used or reserved, whichever is more; NaN where unknown."""
         c, slots = self._columns, self.slots

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Final
 
+import structlog
+
 from headway_scheduler.strategies.adaptive import Adaptive
 from headway_scheduler.strategies.base import Strategy
 from headway_scheduler.strategies.consistent_hash import ConsistentHash
@@ -18,6 +20,8 @@ __all__ = ["BUILT_IN", "ENTRY_POINTS", "algorithms"]
 
 ENTRY_POINTS: Final = "headway.strategies"
 
+log = structlog.get_logger()
+
 BUILT_IN: Final[tuple[type[Strategy], ...]] = (
     RoundRobin,
     Random,
@@ -31,8 +35,11 @@ BUILT_IN: Final[tuple[type[Strategy], ...]] = (
 
 
 def algorithms() -> Mapping[str, type[Strategy]]:
-    """Every algorithm by name: the built-in ones, then those that installed packages offer."""
+    """Every algorithm by name: the built-in ones, then those that installed packages offer and that can be loaded."""
     found: dict[str, type[Strategy]] = {strategy.name: strategy for strategy in BUILT_IN}
     for entry in entry_points(group=ENTRY_POINTS):
-        found.setdefault(entry.name, entry.load())
+        try:
+            found.setdefault(entry.name, entry.load())
+        except Exception:  # anyone's code: it must not keep the scheduler from starting
+            log.exception("strategy_not_loaded", algorithm=entry.name, source=entry.value)
     return found

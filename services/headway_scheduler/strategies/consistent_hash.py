@@ -1,6 +1,6 @@
 """Consistent hash with bounded loads: the same key to the same endpoint, unless that one has too much already.
 
-Rendezvous hashing (Thaler and Ravishankar 1998) orders the endpoints for a key; an endpoint whose load would exceed
+Rendezvous hashing (Thaler and Ravishankar 1998) orders the endpoints for a key; one whose load is above
 `(total + 1) / n · load_factor` is passed over for the next (Mirrokni, Thorup and Zadimoghaddam 2018).
 """
 
@@ -44,7 +44,7 @@ class ConsistentHash:
         place = (mixed ^ (mixed >> np.uint64(32))) / 2.0**64
         load = view.inflight
         bound = (load.sum() + 1) / len(view) * self.parameters.load_factor
-        return Costs(np.where(load + 1 > bound, 1.0 + place, place))
+        return Costs(np.where(load > bound, 1.0 + place, place))
 
     def _key(self, request: Request) -> bytes:
         prompt = request.prompt

@@ -4,11 +4,14 @@ A strategy that is disabled, raises, answers nonsense or exceeds its time budget
 configuration names; one that keeps failing is tripped for a while and says so.
 """
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
+import structlog
 from pydantic import ValidationError
 
 from headway_scheduler.domain.desired import DesiredState, StrategyConfig
@@ -21,6 +24,10 @@ __all__ = ["Bound", "Installed", "Priced", "StrategyRegistry"]
 DEFAULT_BUDGET_US: Final = 20_000
 TRIP_AFTER: Final = 5
 TRIPPED_S: Final = 30.0
+_LONGEST_ERROR: Final = 500
+
+log = structlog.get_logger()
+
 _LAST_RESORT: Final = StrategyConfig("round_robin", "round_robin", fallback_algorithm="round_robin")
 
 
@@ -125,7 +132,7 @@ class StrategyRegistry:
                 spent_us = (self._timer() - started) * 1e6
             except Exception as error:  # a strategy may be anyone's code: nothing it raises may lose the request
                 reason = f"failed: {type(error).__name__}"
-                installed.last_error = f"{type(error).__name__}: {error}"[:500]
+                installed.last_error = _described(error)
             else:
                 budget_us = installed.config.time_budget_us or DEFAULT_BUDGET_US
                 if spent_us <= budget_us:
@@ -137,7 +144,12 @@ class StrategyRegistry:
                 installed.last_error = f"took {spent_us:.0f} of {budget_us} µs"
             self._failed(installed, now)
         stand_in = installed.fallback
-        costs = stand_in.cost(request, view, now)
+        try:
+            costs = _checked(stand_in.cost(request, view, now), len(view))
+        except Exception as error:  # so may the classic that a third party brought
+            installed.last_error = _described(error)
+            stand_in = self._last_resort.strategy
+            costs = stand_in.cost(request, view, now)
         return Priced(costs, stand_in.name, stand_in.guards, installed.config.id, reason)
 
     def watch(self, shadow: Installed, request: Request, view: View, now: float, chosen: int) -> None:
@@ -164,7 +176,11 @@ class StrategyRegistry:
             first = error.errors()[0]
             path = ".".join(str(part) for part in first["loc"])
             raise InvalidField(f"strategy.parameters.{path}", first["msg"]) from None
-        return Installed(config, algorithm(parameters), fallback(fallback.parameters_type()))
+        try:
+            return Installed(config, algorithm(parameters), fallback(fallback.parameters_type()))
+        except Exception as error:  # anyone's code: it must not keep the others from being built
+            problem = f"{config.algorithm!r} or its fallback cannot be built: {_described(error)}"
+            raise InvalidField("strategy.algorithm", problem) from None
 
     def _resolve(self, tenant: str, model: str) -> Bound:
         groups = [b.group for b in sorted(self._desired.bindings, key=lambda b: b.order) if b.tenant == tenant]
@@ -201,6 +217,13 @@ class StrategyRegistry:
         installed.failures_in_a_row += 1
         if installed.failures_in_a_row >= TRIP_AFTER:
             installed.tripped_until = now + TRIPPED_S
+            log.error("strategy_tripped", strategy=installed.config.id, problem=installed.last_error, for_s=TRIPPED_S)
+
+
+def _described(error: Exception) -> str:
+    """What went wrong and where, without the error's message: it may quote the request."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"[:_LONGEST_ERROR]
 
 
 def _checked(costs: Costs, count: int) -> Costs:
@@ -208,4 +231,7 @@ def _checked(costs: Costs, count: int) -> Costs:
         raise ValueError(f"{costs.cost.shape} costs for {count} candidates")
     if np.isnan(costs.cost).any():
         raise ValueError("a cost is not a number")
+    ttft = costs.predicted_ttft_ms
+    if ttft is not None and (ttft.shape != (count,) or not np.isfinite(ttft).all()):
+        raise ValueError("a predicted TTFT is not a finite number")
     return costs

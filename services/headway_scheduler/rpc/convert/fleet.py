@@ -4,6 +4,8 @@ import numpy as np
 from headway.fleet.v1 import fleet_pb2 as pb
 
 from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.device import DeviceEventKind
+from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES
 from headway_scheduler.fleet.fleet import Endpoint, Node
 from headway_scheduler.rpc.convert.routing import known
@@ -24,12 +26,14 @@ def node_to_proto(node: Node, now: float) -> pb.NodeState:
     for device in node.hello.devices:
         sample = node.samples.get(device.uuid)
         failure = node.failures.get(device.uuid, "")
+        if sample is not None and sample.memory_used_bytes.missing is MissingReason.LOST:
+            failure = DeviceEventKind.LOST.value
         devices.append(
             pb.DeviceState(
                 device=device_to_proto(device),
                 sample=None if sample is None else device_sample_to_proto(sample),
                 node=f"{NODES}/{node.id}",
-                health="failed" if failure else "ok",
+                health=_health(failure),
                 health_detail=failure,
             )
         )
@@ -44,6 +48,12 @@ def node_to_proto(node: Node, now: float) -> pb.NodeState:
         devices=devices,
         sample_age_ms=(now - node.heard_at) * 1e3,
     )
+
+
+def _health(failure: str) -> str:
+    if not failure:
+        return "ok"
+    return "lost" if failure == DeviceEventKind.LOST.value else "failed"
 
 
 def endpoint_to_proto(scheduler: Scheduler, endpoint: Endpoint, now: float) -> pb.EndpointState:

@@ -24,7 +24,7 @@ from headway_scheduler.domain.request import (
 )
 from headway_scheduler.errors import InvalidField
 from headway_scheduler.fleet.columns import Columns
-from headway_scheduler.index.hashing import SCHEMES
+from headway_scheduler.index.hashing import SCHEMES, TOKENS
 from headway_scheduler.learning.history import classify
 
 __all__ = ["MAX_PROMPT_BYTES", "decision_to_proto", "explanation_to_proto", "request_from_proto"]
@@ -40,7 +40,12 @@ _HINTS: Final = {
     pb.TASK_HINT_CHAT: TaskClass.CHAT,
     pb.TASK_HINT_LONG: TaskClass.LONG,
 }
-_PRIORITIES: Final = {pb.PRIORITY_BEST_EFFORT: -1, pb.PRIORITY_STANDARD: 0, pb.PRIORITY_CRITICAL: 1}
+_PRIORITIES: Final = {
+    pb.PRIORITY_UNSPECIFIED: None,
+    pb.PRIORITY_BEST_EFFORT: -1,
+    pb.PRIORITY_STANDARD: 0,
+    pb.PRIORITY_CRITICAL: 1,
+}
 _CLASSES: Final = {
     TaskClass.SHORT: pb.TASK_CLASS_SHORT,
     TaskClass.CHAT: pb.TASK_CLASS_CHAT,
@@ -66,7 +71,9 @@ def request_from_proto(
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
     if message.task_hint not in _HINTS:
         raise InvalidField("task_hint", f"{message.task_hint} is no TaskHint")
-    priority = _PRIORITIES.get(message.priority, tenant.priority)
+    if message.priority not in _PRIORITIES:
+        raise InvalidField("priority", f"{message.priority} is no Priority")
+    priority = _PRIORITIES[message.priority]
     request = Request(
         request_id=message.request_id or new_id,
         tenant=tenant.id,
@@ -78,7 +85,7 @@ def request_from_proto(
         max_tokens=max_tokens,
         task_class=classify(_HINTS[message.task_hint], max_tokens, prompt_tokens),
         session_id=message.session_id,
-        priority=min(priority, tenant.priority),
+        priority=tenant.priority if priority is None else min(priority, tenant.priority),
         ttft_objective_ms=_milliseconds(message, "ttft_objective"),
         tpot_objective_ms=_milliseconds(message, "tpot_objective"),
         max_wait_s=_seconds(message, "max_wait"),
@@ -100,7 +107,9 @@ def _prompt(message: pb.RouteRequest, intake: Intake, model: str) -> tuple[Promp
             raise InvalidField("blocks.scheme", f"{blocks.scheme!r} is none of {', '.join(SCHEMES)}")
         if blocks.block_size != scheme.block_size:
             raise InvalidField("blocks.block_size", f"{blocks.block_size}: {scheme.name} has {scheme.block_size}")
-        return BlocksPrompt(scheme.name, tuple(blocks.hashes)), blocks.prompt_tokens
+        # Token blocks are full: the prompt has at least their tokens, whatever the caller says or leaves out.
+        least = len(blocks.hashes) * scheme.block_size if scheme is TOKENS else 0
+        return BlocksPrompt(scheme.name, tuple(blocks.hashes)), max(blocks.prompt_tokens, least)
     if kind == "tokens":
         ids = np.array(message.tokens.ids, np.int64)
         wrong = np.flatnonzero((ids < 0) | (ids >= _MAX_TOKEN))
@@ -182,7 +191,7 @@ def placement_to_proto(placement: Placement) -> pb.Endpoint:
 def why_to_proto(why: Why) -> pb.Decision:
     """The reasons."""
     return pb.Decision(
-        strategy=f"{STRATEGIES}/{why.strategy}",
+        strategy=f"{STRATEGIES}/{why.strategy}" if why.strategy else "",
         fell_back_from=f"{STRATEGIES}/{why.fell_back_from}" if why.fell_back_from else "",
         fallback_reason=why.fallback_reason,
         prompt_tokens=why.prompt_tokens,

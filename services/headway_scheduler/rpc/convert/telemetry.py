@@ -1,5 +1,6 @@
 """Telemetry's messages to domain values. Proto messages stop here."""
 
+from math import isfinite
 from typing import Final
 
 from headway.telemetry.v1 import telemetry_pb2 as pb
@@ -57,8 +58,14 @@ _EVENTS: Final = {
 def _measured(message: pb.Measurement) -> Measurement:
     kind = message.WhichOneof("kind")
     if kind == "value":
-        return Measurement(message.value)
+        return Measurement(message.value) if isfinite(message.value) else UNKNOWN
     return _REASONS.get(message.missing, UNKNOWN)
+
+
+def _measured_size(message: pb.Measurement) -> Measurement:
+    """A capacity: an engine that says 0 does not know it yet."""
+    found = _measured(message)
+    return UNKNOWN if found.value is not None and found.value <= 0 else found
 
 
 def _measured_back(measurement: Measurement) -> pb.Measurement:
@@ -123,9 +130,9 @@ def spec_from_proto(message: pb.EngineEndpoint, field: str) -> EndpointSpec:
         adapters=tuple(message.adapters),
         device_uuids=tuple(message.device_uuids),
         labels=dict(message.labels),
-        kv_capacity_tokens=_measured(message.kv_capacity_tokens),
-        block_size_tokens=_measured(message.block_size_tokens),
-        max_num_seqs=_measured(message.max_num_seqs),
+        kv_capacity_tokens=_measured_size(message.kv_capacity_tokens),
+        block_size_tokens=_measured_size(message.block_size_tokens),
+        max_num_seqs=_measured_size(message.max_num_seqs),
         hardware=message.hardware,
         engine_boot_id=message.engine_boot_id,
         ready=message.ready,
@@ -166,6 +173,8 @@ def sample_from_proto(message: pb.Sample) -> Sample:
 
 def device_event_from_proto(message: pb.DeviceEvent) -> DeviceEvent:
     """What happened to a device. Raises InvalidField."""
+    if not message.uuid:
+        raise InvalidField("device_event.uuid", "is required")
     if message.kind not in _EVENTS:
         raise InvalidField("device_event.kind", f"{message.kind} is no DeviceEventKind")
     return DeviceEvent(message.uuid, _EVENTS[message.kind], message.xid, message.detail)

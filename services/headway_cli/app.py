@@ -1,0 +1,36 @@
+"""The command line put together: every group of commands is one line here."""
+
+import typer
+
+from headway_cli.apply import add_file_commands
+from headway_cli.command import root_options
+from headway_cli.configuration import configuration_app
+from headway_cli.database import database_app
+from headway_cli.fleet import fleet_app
+from headway_cli.live import add_audit, add_credential_verbs, live_apps
+from headway_cli.resources import resource_apps
+from headway_cli.routing import add_routing_commands
+from headway_cli.strategies import add_strategy_verbs
+
+__all__ = ["build"]
+
+
+def build() -> typer.Typer:
+    """The command `headway`."""
+    app = typer.Typer(
+        name="headway",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"max_content_width": 120},
+    )
+    app.callback()(root_options)
+    resources = resource_apps()
+    add_strategy_verbs(resources["strategies"])
+    add_credential_verbs(resources["credentials"])
+    for group in (*resources.values(), *live_apps().values(), fleet_app(), database_app(), configuration_app()):
+        app.add_typer(group)
+    # The local stack (`up`, `demo`, `replay`) joins here: app.add_typer(local_app())
+    add_file_commands(app)
+    add_routing_commands(app)
+    add_audit(app)
+    return app

@@ -1,0 +1,190 @@
+"""Nodes and endpoints as admins handle them (cordon, drain, uncordon), credentials revoked, and the audit trail."""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+import typer
+from headway.admin.v1 import admin_pb2 as pb
+
+from headway_cli.client import Client
+from headway_cli.command import command, group
+from headway_cli.errors import CliError
+from headway_cli.kinds import CREDENTIALS, qualified
+from headway_cli.messages import to_plain
+from headway_cli.output import print_item, print_plain, print_rows, print_text
+from headway_cli.resources import Name, done
+from headway_cli.session import Output, Session
+
+__all__ = ["add_audit", "add_credential_verbs", "live_apps"]
+
+_POLL_S: Final = 0.5
+_STATES: Final = {
+    "cordon": (pb.SCHEDULING_STATE_CORDONED, "cordoned", "Send no new requests to"),
+    "uncordon": (pb.SCHEDULING_STATE_ACTIVE, "active", "Send requests again to"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _LiveKind:
+    """Nodes or endpoints: agents announce them, admins only say whether they may be used."""
+
+    name: str
+    plural: str
+    columns: tuple[str, ...]
+    example: str
+
+    @property
+    def noun(self) -> str:
+        return self.name.lower()
+
+    @property
+    def collection(self) -> str:
+        return self.plural.lower()
+
+    def request(self, verb: str, **fields: Any) -> Any:  # a request of this verb
+        return getattr(pb, f"{verb}Request")(**fields)
+
+
+_NODES: Final = _LiveKind(
+    "Node",
+    "Nodes",
+    ("name", "state", "connected", "endpoints", "devices", "inflight", "agent_version", "labels"),
+    "gpu-7",
+)
+_ENDPOINTS: Final = _LiveKind(
+    "Endpoint",
+    "Endpoints",
+    ("name", "state", "healthy", "inflight", "node", "models", "labels"),
+    "10.0.0.7:8000@0",
+)
+
+
+def live_apps() -> dict[str, typer.Typer]:
+    """`headway nodes` and `headway endpoints`."""
+    apps = {kind.collection: _app(kind) for kind in (_NODES, _ENDPOINTS)}
+    command(
+        apps["nodes"],
+        "delete",
+        help="Forget a node that is not connected.",
+        example="headway nodes delete gpu-7",
+    )(_delete_node)
+    return apps
+
+
+def _app(kind: _LiveKind) -> typer.Typer:
+    app = group(kind.collection, f"See and cordon {kind.collection}.")
+    _add_reads(app, kind)
+    for verb, (state, what, help_) in _STATES.items():
+        _add_switch(app, kind, verb, state, what, help_)
+    _add_drain(app, kind)
+    return app
+
+
+def _add_reads(app: typer.Typer, kind: _LiveKind) -> None:
+    @command(app, "list", help=f"List {kind.collection}.", example=f"headway {kind.collection} list")
+    def list_(session: Session) -> None:
+        with session.client() as client:
+            method = getattr(client.admin, f"List{kind.plural}")
+            found = list(client.pages(method, kind.request(f"List{kind.plural}"), kind.collection))
+        print_rows(session, [to_plain(each) for each in found], kind.columns, f"no {kind.collection}")
+
+    @command(app, "get", help=f"Show one {kind.noun}.", example=f"headway {kind.collection} get {kind.example} -o json")
+    def get(session: Session, name: Name) -> None:
+        with session.client() as client:
+            print_item(session, to_plain(_get(client, kind, name)))
+
+
+def _add_switch(
+    app: typer.Typer, kind: _LiveKind, verb: str, state: pb.SchedulingState.ValueType, what: str, help_: str
+) -> None:
+    @command(app, verb, help=f"{help_} this {kind.noun}.", example=f"headway {kind.collection} {verb} {kind.example}")
+    def switch(session: Session, name: Name) -> None:
+        with session.client() as client:
+            done(session, _set_state(client, kind, name, state), what)
+
+
+def _add_drain(app: typer.Typer, kind: _LiveKind) -> None:
+    @command(
+        app,
+        "drain",
+        help=f"Let this {kind.noun} run dry: no new requests, those in flight finish.",
+        example=f"headway {kind.collection} drain {kind.example} --wait 300",
+    )
+    def drain(
+        session: Session,
+        name: Name,
+        wait: Annotated[float, typer.Option(min=0, help="Wait this many seconds for it to be empty.")] = 0.0,
+    ) -> None:
+        with session.client() as client:
+            message = _set_state(client, kind, name, pb.SCHEDULING_STATE_DRAINING)
+            if wait:
+                message = _wait_empty(lambda: _get(client, kind, name), wait)
+        left = f"{message.inflight} in flight" if message.inflight else "empty"
+        done(session, message, f"draining, {left}")
+
+
+def _wait_empty(read: Callable[[], Any], wait_s: float) -> Any:
+    deadline = time.monotonic() + wait_s
+    while True:
+        message = read()
+        if not message.inflight:
+            return message
+        if time.monotonic() >= deadline:
+            raise CliError("NOT_EMPTY", f"{message.name} still has {message.inflight} requests after {wait_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _get(client: Client, kind: _LiveKind, name: str) -> Any:  # a Node or an Endpoint
+    method = getattr(client.admin, f"Get{kind.name}")
+    request = kind.request(f"Get{kind.name}", name=qualified(kind.collection, name))
+    return getattr(client.call(method, request), kind.noun)
+
+
+def _set_state(client: Client, kind: _LiveKind, name: str, state: pb.SchedulingState.ValueType) -> Any:
+    method = getattr(client.admin, f"Set{kind.name}State")
+    request = kind.request(f"Set{kind.name}State", name=qualified(kind.collection, name), state=state)
+    return getattr(client.write(method, request), kind.noun)
+
+
+def _delete_node(session: Session, name: Name) -> None:
+    full = qualified("nodes", name)
+    with session.client() as client:
+        client.write(client.admin.DeleteNode, pb.DeleteNodeRequest(name=full))
+    if session.output is Output.TABLE:
+        print_text(f"{full} forgotten")
+    else:
+        print_plain(session, {"name": full, "deleted": True})
+
+
+def add_credential_verbs(app: typer.Typer) -> None:
+    """Add `revoke` to `headway credentials`."""
+
+    @command(
+        app,
+        "revoke",
+        help="Refuse a credential's token from now on.",
+        example="headway credentials revoke gateway-1",
+    )
+    def revoke(session: Session, name: Name) -> None:
+        with session.client() as client:
+            request = pb.RevokeCredentialRequest(name=CREDENTIALS.full_name(name))
+            done(session, client.write(client.admin.RevokeCredential, request).credential, "revoked")
+
+
+def add_audit(app: typer.Typer) -> None:
+    """Add `headway audit`."""
+
+    @command(app, "audit", help="Show who changed what, newest first.", example="headway audit --limit 20")
+    def audit(
+        session: Session,
+        limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 50,
+        resource: Annotated[str, typer.Option(help="Only of this resource: tenants/acme.")] = "",
+    ) -> None:
+        with session.client() as client:
+            entries = client.pages(client.admin.ListAuditEntries, pb.ListAuditEntriesRequest(), "audit_entries")
+            matching = (entry for entry in entries if resource in ("", entry.resource))
+            rows = [to_plain(entry) for entry in itertools.islice(matching, limit)]
+        print_rows(session, rows, ("id", "time", "principal", "method", "resource"), "no entries")

@@ -1,0 +1,54 @@
+"""Every command explains itself, and its example is one that the parser takes."""
+
+import shlex
+
+import pytest
+import typer.main
+from headway_cli.app import build
+from typer.testing import CliRunner
+
+APP = build()
+
+
+def commands(command, path=()):
+    children = getattr(command, "commands", {})
+    if not children:
+        yield path, command
+    for name, child in children.items():
+        yield from commands(child, (*path, name))
+
+
+COMMANDS = dict(commands(typer.main.get_command(APP)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_and_an_example_of_itself(path):
+    command = COMMANDS[path]
+    shown = CliRunner().invoke(APP, [*path, "--help"])
+    assert shown.exit_code == 0
+    assert command.help.endswith(".")
+    example = command.epilog.partition("Example: ")[2]
+    assert " ".join(["headway", *path]) in example
+    assert "Example:" in shown.output
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_example_parses(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("prompt.txt", "fleet.yaml"):
+        (tmp_path / name).write_text("")
+    example = COMMANDS[path].epilog.partition("Example: ")[2].partition(" > ")[0].replace("\\", "")
+    words = shlex.split(example)
+    arguments = words[words.index("headway") + 1 + len(path) :]
+    COMMANDS[path].make_context(" ".join(path), arguments)
+
+
+def test_the_table_of_kinds_gives_each_the_five_verbs():
+    for kind in ("models", "groups", "tenants", "bindings", "strategies", "strategy-bindings", "credentials"):
+        assert {path[1] for path in COMMANDS if path[0] == kind} >= {"list", "get", "create", "update", "delete"}
+
+
+def test_an_unknown_command_is_usage_and_suggests_one():
+    result = CliRunner().invoke(APP, ["tenant", "list"])
+    assert result.exit_code == 2
+    assert "tenants" in result.output
