@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import tempfile
 import time
 import tomllib
 import urllib.error
@@ -169,14 +170,15 @@ def test_addresses_and_files_are_translated_and_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+def stack() -> Iterator[Compose]:
     services = services_of(read([FILE], VARIABLES), ROOT)
-    directory = tmp_path_factory.mktemp("compose")
-    postgres_programs = _binaries(directory)
-    with Compose(services, directory, SUBSTITUTES, [postgres_programs]) as stack:
-        # Compose's own `--wait` ends when agents are connected; engines show with their next sample.
-        wait_for("eight engines", lambda: status(stack).endpoints_healthy == 8, 30, list(stack.processes.values()))
-        yield stack
+    # Not below pytest's own directory, which another run closes to all other users, and Postgres is another user.
+    with tempfile.TemporaryDirectory(prefix="hw-compose-") as name:
+        directory = Path(name)
+        with Compose(services, directory, SUBSTITUTES, [_binaries(directory)]) as stack:
+            # Compose's own `--wait` ends when agents are connected; engines show with their next sample.
+            wait_for("eight engines", lambda: status(stack).endpoints_healthy == 8, 30, list(stack.processes.values()))
+            yield stack
     # Each was asked to stop, and did so by itself.
     assert {name: process._child.returncode for name, process in stack.processes.items() if process._child} == (
         dict.fromkeys(stack.processes, 0)
