@@ -32,7 +32,7 @@ def problems(tree: Tree, root: Path, directory: Path) -> list[str]:
         return found  # what follows reads the files
     for name, spec in tree["services"].items():
         found += [f"{name}: {problem}" for problem in (*_service(spec), *_dependencies(tree, spec))]
-        if "build" in spec:
+        if spec.get("image", "").startswith("headway:"):
             service = Service(name, spec, mounts_of(tree, root, spec))
             found += [f"{name}: {problem}" for problem in (*_hardening(spec), *_settings(service, directory / name))]
     return found

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import tempfile
 import time
 import tomllib
 import urllib.error
@@ -84,8 +85,10 @@ def test_the_file_with_the_gpu_override_is_consistent(tmp_path: Path) -> None:
 
 def test_the_image_is_this_version_and_runs_as_nobody_special(tree: dict[str, Any]) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    built = {spec["image"] for spec in tree["services"].values() if "build" in spec}
-    assert built == {f"headway:{version}"}
+    built = [spec["image"] for spec in tree["services"].values() if "build" in spec]
+    assert built == [f"headway:{version}"]  # by one service only: two would race for the name
+    ours = {spec["image"] for spec in tree["services"].values() if spec["image"].startswith("headway:")}
+    assert ours == set(built)
     steps = [line.split() for line in (ROOT / "Dockerfile").read_text().splitlines() if line[:1].isupper()]
     assert ["USER", "10001:10001"] in steps
     copied = [word for words in steps if words[0] == "COPY" and not words[1].startswith("--") for word in words[1:-1]]
@@ -167,15 +170,19 @@ def test_addresses_and_files_are_translated_and_nothing_else(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+def stack() -> Iterator[Compose]:
     services = services_of(read([FILE], VARIABLES), ROOT)
-    directory = tmp_path_factory.mktemp("compose")
-    postgres_programs = _binaries(directory)
-    with Compose(services, directory, SUBSTITUTES, [postgres_programs]) as stack:
-        # Compose's own `--wait` ends when agents are connected; engines show with their next sample.
-        wait_for("eight engines", lambda: status(stack).endpoints_healthy == 8, 30, list(stack.processes.values()))
-        yield stack
-    assert [process.name for process in stack.processes.values() if process.running] == []
+    # Not below pytest's own directory, which another run closes to all other users, and Postgres is another user.
+    with tempfile.TemporaryDirectory(prefix="hw-compose-") as name:
+        directory = Path(name)
+        with Compose(services, directory, SUBSTITUTES, [_binaries(directory)]) as stack:
+            # Compose's own `--wait` ends when agents are connected; engines show with their next sample.
+            wait_for("eight engines", lambda: status(stack).endpoints_healthy == 8, 30, list(stack.processes.values()))
+            yield stack
+    # Each was asked to stop, and did so by itself.
+    assert {name: process._child.returncode for name, process in stack.processes.items() if process._child} == (
+        dict.fromkeys(stack.processes, 0)
+    )
     assert [at for at in listened_on(stack) if answers(at)] == []
 
 
