@@ -49,6 +49,6 @@ class Aibrix:
         percent = np.floor(hit_ratio(request, view) * 100.0)
         mean = load.sum() / len(load)
         deviation = np.sqrt(np.square(load - mean).sum() / len(load))
-        usable = (percent > 0.0) & (load <= mean + self.parameters.deviations * deviation)
-        # One percent outweighs any load.
+        usable = load <= mean + self.parameters.deviations * deviation
+        # One percent outweighs any load; what matches nothing has its load alone.
         return Costs(random_ties(load - np.where(usable, percent * (most + 1.0), 0.0), view))

@@ -55,14 +55,12 @@ class Chwbl:
         """Price each candidate."""
         self._build(view.ring)
         key = np.uint64(xxh3_64_intdigest(key_of(request, self.parameters.prefix_bytes)))
-        start = int(self._places.searchsorted(key)) % len(self._places)
+        start = int(self._places.searchsorted(key))
         load = view.inflight
-        total = float(load.sum())
-        bound = (total + 1.0) / len(view) * self.parameters.load_factor
-        fits = load + 1.0 <= bound
-        if total == 0.0 or not fits.any():
+        fits = load + 1.0 <= (load.sum() + 1.0) / len(view) * self.parameters.load_factor
+        if not fits.any():  # as in an idle fleet of several
             return only(int(self._owners[start]), len(view))
-        # The owners are there twice, so that a walk from any place passes all of them without turning round.
+        # The owners are there twice, so that a walk from any place, or from beyond the last, passes all of them.
         walk = self._owners[start : start + len(self._places)]
         return only(int(walk[fits[walk].argmax()]), len(view))
 

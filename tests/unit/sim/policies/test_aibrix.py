@@ -25,6 +25,11 @@ def test_the_best_match_within_one_deviation_wins(policy):
     assert chosen(policy, ASK, view_of(loads, hits=[0, 500, 400, 0])) == 1
 
 
+def test_one_percent_outweighs_any_load(policy):
+    # Mean 2, deviation 2: up to 4.
+    assert chosen(policy, ASK, view_of([4, 0, 4, 0], hits=[20, 10, 0, 0])) == 0
+
+
 def test_where_only_the_busy_match_it_is_least_request(policy):
     assert chosen(policy, ASK, view_of([6, 2, 4, 0], hits=[900, 0, 0, 0])) == 3
 

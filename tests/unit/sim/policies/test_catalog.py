@@ -8,7 +8,7 @@ from headway_scheduler.domain.request import BlocksPrompt, TextPrompt, TokensPro
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.strategies.registry import StrategyRegistry
 from headway_sim.policies import PEERS
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 NAMES = [
@@ -58,6 +58,7 @@ def test_the_scheduler_s_registry_can_build_them_all():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_state_has_a_price(name, data):
     count = data.draw(st.integers(1, 6))

@@ -69,6 +69,14 @@ def test_the_longest_known_chain_decides(policy):
     assert chosen(policy, talk(*FIRST), view_of([0, 0, 9])) == 2
 
 
+def test_known_turns_keep_their_own_hosts(policy):
+    assert chosen(policy, talk(*SECOND), view_of([1, 0, 1])) == 1
+    # Endpoint 1 is out for a while, and the conversation's first turn is asked again by another.
+    assert chosen(policy, talk(*FIRST), view_of([0, 1], slots=[0, 2])) == 0
+    assert chosen(policy, talk(*THIRD), view_of([0, 9, 0])) == 1
+    assert chosen(policy, talk(*FIRST), view_of([9, 0, 0])) == 0
+
+
 def test_a_turn_is_forgotten_1800_seconds_after_its_last_use(policy):
     assert chosen(policy, talk(*FIRST), view_of([1, 0]), now=0.0) == 1
     assert chosen(policy, talk(*SECOND), view_of([0, 1]), now=1799.0) == 1
@@ -89,6 +97,13 @@ def test_block_hashes_follow_the_longest_earlier_prompt(policy):
     assert chosen(policy, blocks(*shared, 200, 201), view_of([1, 9, 0])) == 2  # shares blocks, extends nothing
     assert chosen(policy, blocks(*shared, 100, 101, 102), view_of([0, 9, 9])) == 1
     assert chosen(policy, blocks(*shared, 100, 101, 102, 103), view_of([0, 9, 9])) == 1
+
+
+def test_the_end_of_an_earlier_prompt_lives_on_when_it_is_extended(policy):
+    assert chosen(policy, blocks(*range(8)), view_of([1, 0]), now=0.0) == 1
+    assert chosen(policy, blocks(*range(8), 100), view_of([0, 9]), now=1000.0) == 1
+    assert chosen(policy, blocks(*range(8), 200), view_of([0, 9]), now=2000.0) == 1
+    assert chosen(policy, blocks(*range(8), 300), view_of([0, 9]), now=3800.0) == 0
 
 
 def test_a_prompt_of_fewer_than_eight_blocks_attracts_nobody(policy):

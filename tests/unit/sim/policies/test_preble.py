@@ -19,11 +19,11 @@ def give(policy, position, tokens, now=0.0):
 
 def test_it_explores_by_load_and_own_prefill(policy):
     give(policy, 0, 500)
-    give(policy, 1, 430)
-    # 500 + 60 against 430 + 100: 40 cached tokens are not more than 60 uncached ones.
-    assert chosen(policy, ask(), view_of([0, 0], hits=[40, 0])) == 1
-    # Now 500 + 60 against 530 + 100.
+    give(policy, 1, 470)
+    # 500 + 60 against 470 + 100: 40 cached tokens are not more than 60 uncached ones.
     assert chosen(policy, ask(), view_of([0, 0], hits=[40, 0])) == 0
+    # Now 560 + 60 against 470 + 100.
+    assert chosen(policy, ask(), view_of([0, 0], hits=[40, 0])) == 1
 
 
 def test_half_cached_explores_more_exploits(policy):
