@@ -8,10 +8,10 @@ random.
 Memory: turn → endpoint. `cost` is called once a decision and its only lowest cost is the choice, so it records it.
 
 Choices: Higress needs a chat. Token ids, block hashes and plain text show no turns; there the end of each earlier
-prompt stands for one, cut to whole index blocks. An end within the first `least_blocks` (8: 1,024 tokens) is not
-recorded: at that depth all conversations may still look the same, as their true first turns would not. A host that
-may not be chosen now counts as unknown, and the turns are recorded for the new one. Hashes are of no tenant, as
-there.
+prompt stands for one, cut to whole index blocks. As its last block may have been cut by its trace, its last 4 blocks
+all count as its end, but none of the first 7 (`least_blocks` 8: 1,024 tokens): at that depth all conversations may
+still look the same, as their true first turns would not. A host that may not be chosen now counts as unknown, and the
+turns are recorded for the new one. Hashes are of no tenant, as there.
 """
 
 from typing import ClassVar
@@ -71,5 +71,5 @@ class HigressPrefix:
             return
         if known >= 0:
             self._hosts.touch(hashes[known], now)
-        if len(hashes) - 1 > known and ends.recordable(self.parameters.least_blocks):
-            self._hosts.keep(hashes[-1], slot, now)
+        for value in ends.own(self.parameters.least_blocks):
+            self._hosts.keep(value, slot, now)

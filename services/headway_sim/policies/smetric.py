@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 
 from headway_sim.policies.choice import only
 from headway_sim.policies.prefill import own_prefill_ms
-from headway_sim.policies.turns import LEAST_BLOCKS, Ends, TurnMemory, turn_ends
+from headway_sim.policies.turns import Ends, TurnMemory, turn_ends
 
 __all__ = ["SMetric"]
 
@@ -71,6 +71,6 @@ class SMetric:
         ends = Ends((xxh3_64_intdigest(named),), True) if named else turn_ends(request)
         known = sessions.longest(ends.hashes)
         previous = sessions.get(ends.hashes[known]) if known >= 0 else 0
-        if ends.recordable(LEAST_BLOCKS):
-            sessions.keep(ends.hashes[-1], request.prompt_tokens, now)
+        for value in ends.own():
+            sessions.keep(value, request.prompt_tokens, now)
         return previous

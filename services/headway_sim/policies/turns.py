@@ -1,8 +1,8 @@
 """Where the turns of a conversation end in a prompt, and a memory of such ends.
 
-Several peers recognise a conversation by the prompts that came before. A chat's canonical text marks its messages:
-there, every user message ends a turn. Token ids, block hashes and plain text have no marks: there, a turn can end at
-any block, and is known to end where an earlier prompt ended.
+Several peers recognise a conversation by the prompts that came before. A chat's text marks its messages: there, every
+user message ends a turn. Token ids, block hashes and plain text have no marks: there, a turn can end at any block, and
+is known to end where an earlier prompt ended.
 """
 
 from collections import OrderedDict
@@ -19,13 +19,28 @@ __all__ = ["LEAST_BLOCKS", "Ends", "TurnMemory", "first_user_bytes", "turn_ends"
 LEAST_BLOCKS: Final = 8
 """Index blocks (8: 1,024 tokens, or 2 KB of text) within which an unmarked prompt's end means nothing."""
 
-_MESSAGE: Final = b"\x01"
-_USER: Final = b"\x01user\x02"
-_CONTENT: Final = b"\x03"
+_CUT_BLOCKS: Final = 4
+"""A trace's own block may be 4 of ours (Mooncake: 512 tokens), and its last, cut one is no prefix of a later prompt."""
 _BYTES_PER_TOKEN: Final = 4.0
 _MAX_BLOCKS: Final = 4096
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Markup:
+    """How a chat's text marks messages: what begins one, what begins a user's and its content, what asks for more."""
+
+    message: bytes
+    user: bytes
+    content: bytes
+    prompt_end: bytes
+
+
+_CANONICAL: Final = _Markup(b"\x01", b"\x01user\x02", b"\x03", b"")
+"""The scheduler's text of a chat (`canonical_chat`)."""
+_RENDERED: Final = _Markup(b"<|", b"<|user|>", b"", b"<|assistant|>")
+"""The emulator's and the workloads' (`render_chat`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +50,15 @@ class Ends:
     hashes: Sequence[int]
     marked: bool
 
-    def recordable(self, least_blocks: int) -> bool:
-        """May the prompt's own end be told from others'? Not if it is unmarked and within the first blocks.
+    def own(self, least_blocks: int = LEAST_BLOCKS) -> Sequence[int]:
+        """Where this prompt itself ends: what a later prompt that extends it shares with it, and others do not.
 
-        So near the beginning all conversations may still look the same, as their true first turns would not.
+        If unmarked, the last few blocks, as any of the last may be cut; but none within the first `least_blocks`: so
+        near the beginning all conversations may still look the same, as their true first turns would not.
         """
-        return len(self.hashes) >= (1 if self.marked else least_blocks)
+        if self.marked:
+            return self.hashes[-1:]
+        return self.hashes[max(least_blocks - 1, len(self.hashes) - _CUT_BLOCKS) :]
 
 
 def turn_ends(request: Request) -> Ends:
@@ -48,28 +66,40 @@ def turn_ends(request: Request) -> Ends:
     prompt = request.prompt
     if isinstance(prompt, BlocksPrompt):
         return Ends(prompt.hashes, False)
-    if isinstance(prompt, TextPrompt) and _MESSAGE in prompt.data:
-        return Ends(_chat_ends(prompt.data), True)
+    if isinstance(prompt, TextPrompt):
+        markup = _markup_of(prompt.data)
+        if markup is not None:
+            return Ends(_chat_ends(prompt.data, markup), True)
     return Ends(chain_of(request, _BYTES_PER_TOKEN, _MAX_BLOCKS).hashes, False)
 
 
 def first_user_bytes(text: bytes, count: int) -> bytes:
     """The first bytes of a chat's first user message; of the whole text where it is no chat or has none."""
-    _, found, said = text.partition(_USER)
+    markup = _markup_of(text)
+    if markup is None:
+        return text[:count]
+    _, found, said = text.partition(markup.user)
     if not found:
         return text[:count]
-    _, _, content = said.partition(_CONTENT)
-    return content[:count].partition(_MESSAGE)[0]
+    if markup.content:
+        said = said.partition(markup.content)[2]
+    return said[:count].partition(markup.message)[0]
 
 
-def _chat_ends(text: bytes) -> list[int]:
+def _markup_of(text: bytes) -> _Markup | None:
+    if _CANONICAL.message in text:
+        return _CANONICAL
+    return _RENDERED if text.startswith(_RENDERED.message) else None
+
+
+def _chat_ends(text: bytes, markup: _Markup) -> list[int]:
     """One chained hash a turn: up to the end of each user message, and of the last message whoever said it."""
-    pending, *rest = text.split(_USER)
+    pending, *rest = text.removesuffix(markup.prompt_end).split(markup.user)
     ends: list[int] = []
     parent = 0
     for piece in rest:
-        said, mark, after = piece.partition(_MESSAGE)
-        parent = xxh3_64_intdigest(pending + _USER + said, parent)
+        said, mark, after = piece.partition(markup.message)
+        parent = xxh3_64_intdigest(pending + markup.user + said, parent)
         ends.append(parent)
         pending = mark + after
     if pending or not ends:

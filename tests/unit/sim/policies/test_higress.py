@@ -93,10 +93,10 @@ def test_the_time_to_live_can_be_set():
 
 def test_block_hashes_follow_the_longest_earlier_prompt(policy):
     shared = tuple(range(8))
-    assert chosen(policy, blocks(*shared, 100, 101), view_of([1, 0, 1])) == 1
-    assert chosen(policy, blocks(*shared, 200, 201), view_of([1, 9, 0])) == 2  # shares blocks, extends nothing
-    assert chosen(policy, blocks(*shared, 100, 101, 102), view_of([0, 9, 9])) == 1
-    assert chosen(policy, blocks(*shared, 100, 101, 102, 103), view_of([0, 9, 9])) == 1
+    assert chosen(policy, blocks(*shared, 100, 101, 102, 103), view_of([1, 0, 1])) == 1
+    assert chosen(policy, blocks(*shared, 200, 201, 202, 203), view_of([1, 9, 0])) == 2  # extends nothing
+    assert chosen(policy, blocks(*shared, 100, 101, 102, 103, 104), view_of([0, 9, 9])) == 1
+    assert chosen(policy, blocks(*shared, 200, 201, 202, 203, 204, 205), view_of([0, 9, 9])) == 2
 
 
 def test_the_end_of_an_earlier_prompt_lives_on_when_it_is_extended(policy):
@@ -104,6 +104,13 @@ def test_the_end_of_an_earlier_prompt_lives_on_when_it_is_extended(policy):
     assert chosen(policy, blocks(*range(8), 100), view_of([0, 9]), now=1000.0) == 1
     assert chosen(policy, blocks(*range(8), 200), view_of([0, 9]), now=2000.0) == 1
     assert chosen(policy, blocks(*range(8), 300), view_of([0, 9]), now=3800.0) == 0
+
+
+def test_a_cut_last_block_does_not_hide_the_end(policy):
+    # The trace's last block was cut: three of our blocks that no later prompt has.
+    assert chosen(policy, blocks(*range(12), 900, 901, 902), view_of([1, 0])) == 1
+    assert chosen(policy, blocks(*range(12), 100, 101, 102, 103), view_of([0, 9])) == 1
+    assert chosen(policy, blocks(*range(11), 200, 201, 202, 203), view_of([0, 9])) == 0
 
 
 def test_a_prompt_of_fewer_than_eight_blocks_attracts_nobody(policy):

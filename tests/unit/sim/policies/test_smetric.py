@@ -75,10 +75,10 @@ def test_without_a_name_the_session_is_the_longest_earlier_prompt(policy):
     def ask(*hashes):
         return request_of(BlocksPrompt("tokens-xxh3-128", hashes), tokens=128 * len(hashes))
 
-    base = tuple(range(10))
+    base = tuple(range(12))
     chosen(policy, ask(*base), view_of([1, 0]))
-    # 256 uncached tokens at 99 + 1 in flight lose against 1536 · 1, unless it sticks.
-    assert chosen(policy, ask(*base, 100, 101), view_of([0, 99], hits=[0, 1280])) == 1
+    # 256 uncached tokens at 99 + 1 in flight lose against 1792 · 1, unless it sticks.
+    assert chosen(policy, ask(*base, 100, 101), view_of([0, 99], hits=[0, 1536])) == 1
     # Eight shared blocks extend nobody's prompt.
     assert chosen(policy, ask(*base[:8], 200, 201, 202, 203), view_of([0, 99], hits=[0, 1024])) == 0
 

@@ -2,6 +2,7 @@ import pytest
 from fakes.views import chat, request_of
 from headway_scheduler.domain.request import BlocksPrompt, TextPrompt
 from headway_scheduler.index.hashing import chain_of
+from headway_sim.emulator.text import render_chat
 from headway_sim.policies.turns import Ends, TurnMemory, first_user_bytes, turn_ends
 
 
@@ -43,15 +44,47 @@ def test_unmarked_prompts_end_at_blocks():
 
 
 @pytest.mark.parametrize(
-    ("count", "marked", "expected"), [(0, True, False), (1, True, True), (7, False, False), (8, False, True)]
+    ("count", "marked", "expected"),
+    [
+        (0, True, []),
+        (1, True, [0]),
+        (3, True, [2]),
+        (0, False, []),
+        (7, False, []),
+        (8, False, [7]),
+        (9, False, [7, 8]),
+        (20, False, [16, 17, 18, 19]),
+    ],
 )
-def test_an_end_may_be_recorded_if_it_tells_prompts_apart(count, marked, expected):
-    assert Ends(tuple(range(count)), marked).recordable(8) is expected
+def test_a_prompt_s_own_end_tells_it_from_others(count, marked, expected):
+    assert list(Ends(tuple(range(count)), marked).own(8)) == expected
 
 
 def test_the_first_user_message_may_be_named_and_is_cut():
     assert first_user_bytes(b"\x01system\x02\x03sys\x01user\x02ann\x03hello\x01assistant\x02\x03x", 100) == b"hello"
     assert first_user_bytes(b"\x01user\x02\x03hello", 3) == b"hel"
+
+
+def test_the_workloads_text_of_a_chat_is_cut_like_the_scheduler_s():
+    def ends(*messages):
+        rendered = render_chat([{"role": role, "content": content} for role, content in messages])
+        return turn_ends(request_of(TextPrompt(rendered)))
+
+    system, one, two = ("system", "s"), ("user", "1"), ("user", "2")
+    first, second = ends(system, one), ends(system, one, ("assistant", "a"), two)
+    assert first.marked
+    assert [len(first.hashes), len(second.hashes)] == [1, 2]
+    assert second.hashes[0] == first.hashes[0]
+    assert ends(("system", "t"), one).hashes != first.hashes
+    step = ends(system, one, ("assistant", "call"), ("tool", "result"))
+    assert len(step.hashes) == 2
+    assert step.hashes[0] == first.hashes[0]
+
+
+def test_the_first_user_message_of_the_workloads_text():
+    rendered = render_chat([{"role": "system", "content": "s" * 200}, {"role": "user", "content": "hello"}])
+    assert first_user_bytes(rendered, 100) == b"hello\n"
+    assert first_user_bytes(rendered, 3) == b"hel"
 
 
 def test_memory_keeps_for_its_time_from_the_last_touch():
