@@ -100,10 +100,13 @@ def test_block_hashes_follow_the_longest_earlier_prompt(policy):
 
 
 def test_the_end_of_an_earlier_prompt_lives_on_when_it_is_extended(policy):
+    def branch(number):
+        return blocks(*range(8), *range(number, number + 5))
+
     assert chosen(policy, blocks(*range(8)), view_of([1, 0]), now=0.0) == 1
-    assert chosen(policy, blocks(*range(8), 100), view_of([0, 9]), now=1000.0) == 1
-    assert chosen(policy, blocks(*range(8), 200), view_of([0, 9]), now=2000.0) == 1
-    assert chosen(policy, blocks(*range(8), 300), view_of([0, 9]), now=3800.0) == 0
+    assert chosen(policy, branch(100), view_of([0, 9]), now=1000.0) == 1
+    assert chosen(policy, branch(200), view_of([0, 9]), now=2000.0) == 1
+    assert chosen(policy, branch(300), view_of([0, 9]), now=3800.0) == 0
 
 
 def test_a_cut_last_block_does_not_hide_the_end(policy):
