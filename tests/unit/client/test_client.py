@@ -426,7 +426,7 @@ async def test_without_any_view_a_call_with_a_deadline_waits_for_a_scheduler(rou
     async with make_client(router, options=FAST) as client:
         with pytest.raises(RouteRefused, match="NO_SCHEDULER"):
             await client.route(ask("gone"), timeout_s=1)
-        waiting = asyncio.create_task(client.route(ask("kept"), timeout_s=20))
+        waiting = asyncio.create_task(client.ask(ask("kept"), timeout_s=20))
         await eventually(lambda: client.stats.connect_failures > 2)
         assert not waiting.done()
         await router.start()
