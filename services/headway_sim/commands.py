@@ -10,11 +10,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headway_sim.simulation.compare import Comparison, compare
+from headway_sim.simulation.compare import Comparison, compare, sweep
 from headway_sim.simulation.fleet import FleetError
 from headway_sim.simulation.metrics import Distribution
 from headway_sim.simulation.parallel import ProcessRunner, cores
 from headway_sim.simulation.policies import PolicyError, parse_policies
+from headway_sim.simulation.report import describe, write_report
 from headway_sim.simulation.scenario import Scenario, ScenarioError
 from headway_sim.simulation.search import find_overload
 from headway_sim.traces import TraceError, TraceFormat
@@ -107,10 +108,12 @@ def run(
         with ProcessRunner(jobs or cores()) as runner:
             scenario = _at_overload(scenario)
             comparison = compare(scenario, chosen, seeds, runner.run)
+            loads = sweep(scenario, chosen, runner.run) if out is not None else []
     except (FleetError, ScenarioError, PolicyError, TraceError) as error:
         raise _usage_error(error) from error
     if out is not None:
-        _console.print(f"wrote {out}")
+        write_report(out, describe(scenario), comparison, loads)
+        _console.print(f"wrote {out / 'index.html'}")
     _print(comparison, output)
 
 
@@ -150,7 +153,7 @@ def _print(comparison: Comparison, output: Output) -> None:
         "spread",
         "held p99",
     )
-    for heading in (*headings, "× round robin"):
+    for heading in (*headings, "vs round robin"):
         table.add_column(heading, justify="right")
     bound = comparison.lower_bound
     table.add_row("(lower bound)", *_times(bound["ttft_ms"]), *_means(bound), f"{bound['hit_ratio']:.1%}")

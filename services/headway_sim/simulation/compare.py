@@ -13,9 +13,10 @@ from headway_sim.simulation.policies import BASELINE
 from headway_sim.simulation.router import Policy
 from headway_sim.simulation.scenario import Runner, Scenario, Task
 
-__all__ = ["Comparison", "compare"]
+__all__ = ["Comparison", "LoadPoint", "compare", "sweep"]
 
 _FAVOURITE: Final = "adaptive"
+_SWEEP_FACTORS: Final = (0.5, 0.75, 1.0, 1.25)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,28 @@ def compare(scenario: Scenario, policies: Sequence[Policy], seeds: int, run: Run
         noise_floor=_spread([*runs[reference.name], *rolled]),
         lower_bound=dict(lower_bound(scenario.source(), scenario.setup().engines)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """A policy at one rate."""
+
+    policy: str
+    rate: float
+    requests_per_s: float
+    ttft_ms: float
+
+
+def sweep(scenario: Scenario, policies: Sequence[Policy], run: Runner) -> list[LoadPoint]:
+    """Every policy at half to five quarters of the scenario's rate; nothing for a closed loop, which has no rate."""
+    if scenario.is_closed_loop:
+        return []
+    tasks = [Task(scenario.at_rate(scenario.rate * factor), policy) for policy in policies for factor in _SWEEP_FACTORS]
+    return [
+        LoadPoint(task.policy.name, task.scenario.rate, len(each.ttft_ms) / each.duration_s, float(each.ttft_ms.mean()))
+        for task, each in zip(tasks, run(tasks), strict=True)
+        if len(each.ttft_ms)
+    ]
 
 
 def _reference(policies: Sequence[Policy]) -> Policy:

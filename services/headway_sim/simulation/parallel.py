@@ -54,8 +54,7 @@ class ProcessRunner:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=self._console, disable=self._quiet) as progress:
             bars = [progress.add_task(_title(task), total=task.scenario.source().total) for task in tasks]
-            results = self._here(tasks, progress, bars) if self._pool is None else self._there(tasks, progress, bars)
-        return results
+            return self._here(tasks, progress, bars) if self._pool is None else self._there(tasks, progress, bars)
 
     def _here(self, tasks: list[Task], progress: Progress, bars: list[TaskID]) -> list[Measured]:
         results = []
@@ -95,7 +94,7 @@ def _complete(progress: Progress, bar: TaskID) -> None:
 
 def _title(task: Task) -> str:
     suffix = f" seed {task.seed}" if task.seed else ""
-    return f"{task.policy.name}{suffix}{' reordered' if task.reordered else ''} ×{task.scenario.rate:.3g}"
+    return f"{task.policy.name}{suffix}{' reordered' if task.reordered else ''} rate {task.scenario.rate:.3g}"
 
 
 def _take_queue(progress: "Queue[tuple[int, int]]") -> None:

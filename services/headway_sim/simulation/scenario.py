@@ -67,6 +67,13 @@ class Scenario:
         if self.trace is not None:
             _trace(self.trace, self.trace_format, self.skip, self.limit)
 
+    @property
+    def is_closed_loop(self) -> bool:
+        """Does the next request wait for an answer, so that there is no rate to speak of?"""
+        if self.workload is None or (self.open_loop and WORKLOADS[self.workload].open_loop is not None):
+            return False
+        return WORKLOADS[self.workload].make(self.workload_seed).concurrency is not None
+
     def source(self) -> Source:
         """The requests, afresh."""
         if self.trace is not None:

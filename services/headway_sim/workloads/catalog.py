@@ -38,7 +38,7 @@ def _shared_system_prompt(seed: int) -> OpenWorkload:
         output_tokens=Lengths(180, most=1500),
         think_s=8.0,
     )
-    return OpenWorkload((chat,), sessions=1000, peak_per_s=6.0, seed=seed)
+    return OpenWorkload((chat,), sessions=2000, peak_per_s=15.0, seed=seed)
 
 
 def _agentic(seed: int) -> OpenWorkload:
@@ -52,7 +52,7 @@ def _agentic(seed: int) -> OpenWorkload:
         think_s=2.0,
         role="tool",
     )
-    return OpenWorkload((agent,), sessions=250, peak_per_s=0.9, seed=seed)
+    return OpenWorkload((agent,), sessions=250, peak_per_s=0.8, seed=seed)
 
 
 def _bursty(seed: int) -> OpenWorkload:
@@ -65,12 +65,12 @@ def _bursty(seed: int) -> OpenWorkload:
         output_tokens=Lengths(150, most=1500),
         think_s=5.0,
     )
-    return OpenWorkload((chat,), sessions=2000, peak_per_s=30.0, rate_at=_bursts, seed=seed)
+    return OpenWorkload((chat,), sessions=2500, peak_per_s=60.0, rate_at=_bursts, seed=seed)
 
 
 def _bursts(at_s: float) -> float:
-    """3 sessions a second, and 30 during 5 seconds of every 30."""
-    return 30.0 if at_s % 30.0 < 5.0 else 3.0
+    """6 sessions a second, and 60 during 5 seconds of every 30."""
+    return 60.0 if at_s % 30.0 < 5.0 else 6.0
 
 
 def _mixed_tenants(seed: int) -> OpenWorkload:
@@ -106,7 +106,7 @@ def _mixed_tenants(seed: int) -> OpenWorkload:
             max_tokens=32,
         ),
     )
-    return OpenWorkload(kinds, sessions=2500, peak_per_s=9.0, seed=seed)
+    return OpenWorkload(kinds, sessions=3000, peak_per_s=16.0, seed=seed)
 
 
 WORKLOADS: Final[Mapping[str, NamedWorkload]] = {
@@ -121,12 +121,12 @@ WORKLOADS: Final[Mapping[str, NamedWorkload]] = {
         waiting_limit=8,
     ),
     "shared-system-prompt": NamedWorkload(
-        _shared_system_prompt, "short chats that all begin with the same 2,048 tokens; 6 sessions a second"
+        _shared_system_prompt, "short chats that all begin with the same 2,048 tokens; 15 sessions a second"
     ),
     "agentic": NamedWorkload(
         _agentic, "tool-calling sessions: 6 to 20 calls, a long growing context, short answers, seconds between them"
     ),
-    "bursty": NamedWorkload(_bursty, "3 sessions a second, and ten times as many during 5 seconds of every 30"),
+    "bursty": NamedWorkload(_bursty, "6 sessions a second, and ten times as many during 5 seconds of every 30"),
     "mixed-tenants": NamedWorkload(
         _mixed_tenants,
         "chats, search answers, long summaries and short labels, each of its own tenant",
