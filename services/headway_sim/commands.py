@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -16,8 +18,9 @@ from headway_sim.simulation.metrics import Distribution
 from headway_sim.simulation.parallel import ProcessRunner, cores
 from headway_sim.simulation.policies import PolicyError, parse_policies
 from headway_sim.simulation.report import describe, write_report
-from headway_sim.simulation.scenario import Scenario, ScenarioError
-from headway_sim.simulation.search import find_overload
+from headway_sim.simulation.scenario import Runner, Scenario, ScenarioError
+from headway_sim.simulation.search import find_goodputs, find_overload
+from headway_sim.simulation.tune import tune
 from headway_sim.traces import TraceError, TraceFormat
 from headway_sim.workloads import OVERLOAD, WORKLOADS
 
@@ -73,17 +76,17 @@ def run(
     rate: RateOption = 1.0,
     limit: LimitOption = None,
     skip: SkipOption = 0,
-    seeds: SeedsOption = 1,
     workload_seed: WorkloadSeedOption = 0,
-    policies: PoliciesOption = "all",
     telemetry_period: PeriodOption = 1.0,
     telemetry_delay: DelayOption = 0.0,
     max_wait: MaxWaitOption = 30.0,
     waiting_limit: WaitingLimitOption = None,
     prior_error: PriorErrorOption = 1.0,
     output: OutputOption = Output.TABLE,
-    out: OutOption = None,
     jobs: JobsOption = None,
+    policies: PoliciesOption = "all",
+    seeds: SeedsOption = 1,
+    out: OutOption = None,
 ) -> None:
     """Run policies side by side on a trace or a workload."""
     scenario = Scenario(
@@ -102,36 +105,151 @@ def run(
         waiting_limit=waiting_limit,
         prior_error=prior_error,
     )
-    try:
+    with _usage_errors():
         scenario.check()
         chosen = parse_policies(policies)
         with ProcessRunner(jobs or cores()) as runner:
-            scenario = _at_overload(scenario)
+            scenario = _at_overload(scenario, runner.run)
             comparison = compare(scenario, chosen, seeds, runner.run)
             loads = sweep(scenario, chosen, runner.run) if out is not None else []
-    except (FleetError, ScenarioError, PolicyError, TraceError) as error:
-        raise _usage_error(error) from error
     if out is not None:
         write_report(out, describe(scenario), comparison, loads)
         _console.print(f"wrote {out / 'index.html'}")
     _print(comparison, output)
 
 
+@sim_app.command()
+def goodput(
+    slo: Annotated[float, typer.Option(min=0.0, help="The p95 of TTFT must be at most so many milliseconds.")],
+    trace: TraceOption = None,
+    trace_format: FormatOption = None,
+    workload: WorkloadOption = None,
+    fleet: FleetOption = "8xa100-40g-8b",
+    cache_scale: CacheScaleOption = 1.0,
+    rate: RateOption = 1.0,
+    limit: LimitOption = None,
+    skip: SkipOption = 0,
+    workload_seed: WorkloadSeedOption = 0,
+    telemetry_period: PeriodOption = 1.0,
+    telemetry_delay: DelayOption = 0.0,
+    max_wait: MaxWaitOption = 30.0,
+    waiting_limit: WaitingLimitOption = None,
+    prior_error: PriorErrorOption = 1.0,
+    output: OutputOption = Output.TABLE,
+    jobs: JobsOption = None,
+    policies: PoliciesOption = "all",
+) -> None:
+    """The highest rate at which each policy keeps refusals at most 2 % and the p95 of TTFT within the objective.
+
+    The article's closed loop has no rate: its sessions arrive by themselves here, at `rate` a second to begin with.
+    """
+    scenario = Scenario(
+        trace=trace,
+        trace_format=trace_format,
+        workload=workload,
+        workload_seed=workload_seed,
+        fleet=fleet,
+        cache_scale=cache_scale,
+        rate=rate,
+        limit=limit,
+        skip=skip,
+        telemetry_period_s=telemetry_period,
+        telemetry_delay_s=telemetry_delay,
+        max_wait_s=max_wait,
+        waiting_limit=waiting_limit,
+        prior_error=prior_error,
+        open_loop=True,
+    )
+    with _usage_errors():
+        scenario.check()
+        chosen = parse_policies(policies)
+        with ProcessRunner(jobs or cores()) as runner:
+            found = find_goodputs(scenario, chosen, slo, runner.run)
+    if output is Output.JSON:
+        typer.echo(json.dumps({"policies": {name: dataclasses.asdict(each) for name, each in found.items()}}, indent=2))
+        return
+    table = Table(title=f"p95 TTFT at most {slo:g} ms, refusals at most 2 %")
+    for heading in ("policy", "rate", "requests/s"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for name, each in sorted(found.items(), key=lambda item: -item[1].goodput_per_s):
+        table.add_row(name, f"{each.rate:.3f}", f"{each.goodput_per_s:.2f}")
+    Console().print(table)
+
+
+@sim_app.command("tune")
+def tune_command(
+    trace: TraceOption = None,
+    trace_format: FormatOption = None,
+    workload: WorkloadOption = None,
+    fleet: FleetOption = "8xa100-40g-8b",
+    cache_scale: CacheScaleOption = 1.0,
+    rate: RateOption = 1.0,
+    limit: LimitOption = None,
+    skip: SkipOption = 0,
+    workload_seed: WorkloadSeedOption = 0,
+    telemetry_period: PeriodOption = 1.0,
+    telemetry_delay: DelayOption = 0.0,
+    max_wait: MaxWaitOption = 30.0,
+    waiting_limit: WaitingLimitOption = None,
+    prior_error: PriorErrorOption = 1.0,
+    output: OutputOption = Output.TABLE,
+    jobs: JobsOption = None,
+    policy: Annotated[str, typer.Option(help="The policy, with the parameters to start from.")] = "adaptive",
+    rounds: Annotated[int, typer.Option(min=1, help="Times around all parameters at most.")] = 2,
+) -> None:
+    """Search a strategy's parameters on a trace or a workload, and say what they gain."""
+    scenario = Scenario(
+        trace=trace,
+        trace_format=trace_format,
+        workload=workload,
+        workload_seed=workload_seed,
+        fleet=fleet,
+        cache_scale=cache_scale,
+        rate=rate,
+        limit=limit,
+        skip=skip,
+        telemetry_period_s=telemetry_period,
+        telemetry_delay_s=telemetry_delay,
+        max_wait_s=max_wait,
+        waiting_limit=waiting_limit,
+        prior_error=prior_error,
+    )
+    with _usage_errors():
+        scenario.check()
+        chosen = parse_policies(policy)
+        if len(chosen) != 1:
+            raise PolicyError("name one policy")
+        with ProcessRunner(jobs or cores()) as runner:
+            scenario = _at_overload(scenario, runner.run)
+            tuned = tune(scenario, chosen[0], rounds, runner.run)
+    if output is Output.JSON:
+        typer.echo(json.dumps(dataclasses.asdict(tuned), indent=2))
+        return
+    settings = " ".join(f"{name}={value}" for name, value in tuned.parameters.items()) or "nothing better found"
+    typer.echo(f"{chosen[0].name}: {settings}")
+    typer.echo(f"mean TTFT {tuned.before_ms:,.1f} -> {tuned.after_ms:,.1f} ms, a gain of {tuned.gain:.1%}")
+    typer.echo(f"noise floor {tuned.noise_floor:.1%}; {tuned.tried} settings tried")
+
+
 _console = Console(stderr=True)
 
 
-def _at_overload(scenario: Scenario) -> Scenario:
+def _at_overload(scenario: Scenario, run: Runner) -> Scenario:
     """`article-overload` at the rate that is asked for: 1 is where round robin refuses 12 %."""
     if scenario.workload != OVERLOAD:
         return scenario
-    with _console.status("searching the rate at which round robin refuses 12 %"):
-        found = find_overload(dataclasses.replace(scenario, rate=1.0))
+    found = find_overload(dataclasses.replace(scenario, rate=1.0), run)
     _console.print(f"round robin refuses 12 % at {found:.3f} sessions/s")
     return scenario.at_rate(found * scenario.rate)
 
 
-def _usage_error(error: Exception) -> typer.BadParameter:
-    return typer.BadParameter(str(error))
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """What was asked for makes no sense: say so as the command line does."""
+    try:
+        yield
+    except (FleetError, ScenarioError, PolicyError, TraceError) as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _print(comparison: Comparison, output: Output) -> None:

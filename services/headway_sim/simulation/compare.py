@@ -13,7 +13,7 @@ from headway_sim.simulation.policies import BASELINE
 from headway_sim.simulation.router import Policy
 from headway_sim.simulation.scenario import Runner, Scenario, Task
 
-__all__ = ["Comparison", "LoadPoint", "compare", "sweep"]
+__all__ = ["Comparison", "LoadPoint", "compare", "noise_floor", "sweep"]
 
 _FAVOURITE: Final = "adaptive"
 _SWEEP_FACTORS: Final = (0.5, 0.75, 1.0, 1.25)
@@ -77,6 +77,12 @@ def sweep(scenario: Scenario, policies: Sequence[Policy], run: Runner) -> list[L
         for task, each in zip(tasks, run(tasks), strict=True)
         if len(each.ttft_ms)
     ]
+
+
+def noise_floor(scenario: Scenario, policy: Policy, run: Runner) -> float:
+    """How much a policy's mean TTFT varies, as a share of it, when nothing that matters changes."""
+    rolls = [Task(scenario, policy, seed, reordered=bool(seed)) for seed in range(3)]
+    return _spread(run(rolls))
 
 
 def _reference(policies: Sequence[Policy]) -> Policy:
