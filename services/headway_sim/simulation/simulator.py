@@ -44,7 +44,8 @@ _JITTER_MS: Final = 1.0
 class Setup:
     """What a run depends on beside its requests and its policy. Times in milliseconds unless named otherwise.
 
-    `telemetry_period_ms` 0: samples are as fresh as the decision. `seed` is of the scheduler's random numbers and of
+    A client hears an answer's end and sends what follows up to `turnaround_ms` later, evenly: networks are not in step
+    with engines. `telemetry_period_ms` 0: samples are as fresh as the decision. `seed` is of the scheduler's random numbers and of
     the agents' phases, and of a jitter within a millisecond, the resolution of traces, on arrivals (seed 0: none);
     `reordered` changes the order in which floats are added and endpoints are announced, and
     nothing else.
@@ -56,6 +57,7 @@ class Setup:
     telemetry_delay_ms: float = 0.0
     waiting_limit: int | None = None
     max_wait_s: float = 30.0
+    turnaround_ms: float = 20.0
     prior_error: float = 1.0
     seed: int = 0
     reordered: bool = False
@@ -287,7 +289,8 @@ class _Simulation:
         following = self._source.after(job, self._now_ms, answered=answered)
         if following is not None:
             self._pending += 1
-            self._push(following[0], _Kind.ARRIVAL, (following[1], False))
+            turnaround_ms = self._random.uniform(0.0, self._setup.turnaround_ms)
+            self._push(following[0] + turnaround_ms, _Kind.ARRIVAL, (following[1], False))
 
     def _rearm(self, number: int) -> None:
         """Come back when this engine has news."""
