@@ -112,8 +112,6 @@ class Router:
             ),
         )
         self.core.fleet.apply_sample(self.core.fleet.nodes[_node(number)], reading, now_ms / 1e3)
-        if self.holding:
-            self._wake()
 
     # Requests
 
@@ -149,6 +147,11 @@ class Router:
         self.core.reporting.apply(self._owner, reservation, Finished(outcome), now_ms / 1e3)
 
     # Time
+
+    @property
+    def pass_due(self) -> bool:
+        """Was a pass over the holds asked for?"""
+        return self._pass_due
 
     @property
     def holding(self) -> bool:

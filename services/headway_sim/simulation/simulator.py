@@ -45,10 +45,11 @@ class Setup:
     """What a run depends on beside its requests and its policy. Times in milliseconds unless named otherwise.
 
     A client hears an answer's end and sends what follows up to `turnaround_ms` later, evenly: networks are not in step
-    with engines. `telemetry_period_ms` 0: samples are as fresh as the decision. `seed` is of the scheduler's random numbers and of
-    the agents' phases, and of a jitter within a millisecond, the resolution of traces, on arrivals (seed 0: none);
-    `reordered` changes the order in which floats are added and endpoints are announced, and
-    nothing else.
+    with engines. `telemetry_period_ms` 0: samples are as fresh as the decision. `prior_error`: see Router.
+
+    `seed` is of the scheduler's random numbers, of the agents' phases, and of a jitter on arrivals within a
+    millisecond, the resolution of traces (seed 0: none). `reordered` changes the order in which floats are added and
+    endpoints are announced, and nothing else.
     """
 
     engines: Sequence[Hardware]
@@ -172,7 +173,9 @@ class _Simulation:
         while self._open or self._pending:
             self._now_ms, kind, _, payload = heapq.heappop(heap)
             self._handle(_Kind(kind), payload)
-            self._router.settle(self._now_ms)
+            if self._router.pass_due:
+                self._sample_if_always_fresh()
+                self._router.settle(self._now_ms)
             if not self._ticking and self._router.holding:
                 self._ticking = True
                 self._push(self._now_ms + TICK_S * 1e3, _Kind.TICK)
@@ -230,8 +233,7 @@ class _Simulation:
         record = Record(now_ms, job.engine.prompt_tokens, job.engine.output_tokens)
         self._records.append(record)
         self._open += 1
-        if self._setup.telemetry_period_ms == 0:
-            self._sample_all()
+        self._sample_if_always_fresh()
         self._router.submit(job, now_ms, partial(self._settled, job, record))
 
     def _settled(self, job: Job, record: Record, outcome: Decision | HeadwayError) -> None:
@@ -319,7 +321,10 @@ class _Simulation:
         else:
             self._router.sample(number, snapshot, busy, self._now_ms)
 
-    def _sample_all(self) -> None:
+    def _sample_if_always_fresh(self) -> None:
+        """Before each decision, where samples are as fresh as the decision."""
+        if self._setup.telemetry_period_ms:
+            return
         for number in range(len(self._engines)):
             self._router.sample(number, *self._read(number), self._now_ms)
 
