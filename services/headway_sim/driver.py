@@ -58,11 +58,12 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VirtualTimes:
-    """The engine's own times, from the emulator's `headway` extension."""
+    """The engine's own times, from the emulator's `headway` extension; `arrival_ms` since the engine's start."""
 
     queued_ms: float
     ttft_ms: float
     e2e_ms: float
+    arrival_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,9 @@ _TIMER_RESOLUTION_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class VirtualTimes:
-    """A finished request's times in the engine's own milliseconds."""
+    """A finished request's times in the engine's own milliseconds: when it arrived, and how long from then."""
 
+    arrival_ms: float
     queued_ms: float
     ttft_ms: float
     e2e_ms: float
@@ -67,6 +68,7 @@ class Generation:
         sequence = self.sequence
         arrival = sequence.arrival_ms
         return VirtualTimes(
+            arrival_ms=arrival,
             queued_ms=round((sequence.admitted_ms or arrival) - arrival, 3),
             ttft_ms=round((sequence.first_token_ms or arrival) - arrival, 3),
             e2e_ms=round((sequence.finished_ms or arrival) - arrival, 3),

@@ -7,6 +7,7 @@ left of the budget), and every decode gets one token a step.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -253,6 +254,24 @@ class Engine:
         one = self.hardware.step_ms(self._decoding, 0.0, self._decode_context)
         return now_ms + steps * one + self.hardware.context_ms * self._decoding * steps * (steps - 1) / 2
 
+    def quiet_until_ms(self, now_ms: float) -> float:
+        """Until then, with nothing added or cancelled from `now_ms` on, no request starts, ends or is preempted.
+
+        `now_ms` if the very next step may change that; infinite without work.
+        """
+        nearest = self._nearest_finish()
+        if self.busy_with_prompts:
+            return now_ms
+        if nearest is None:
+            return math.inf
+        # Each decode takes a block every 16 steps: so many steps cannot run out of memory.
+        safe = BLOCK_TOKENS * (self.pool.free_blocks // self._decoding)
+        steps = min(nearest - self._decode_steps, safe)
+        if self._waiting and steps > 1 and any(map(self._publishes, self._running)):
+            return now_ms  # a decode may fill the very block that the waiting head has cached
+        one = self.hardware.step_ms(self._decoding, 0.0, self._decode_context)
+        return now_ms + steps * one + self.hardware.context_ms * self._decoding * steps * (steps - 1) / 2
+
     @property
     def busy_with_prompts(self) -> bool:
         """Whether the next step has a prefill to go on with or may admit one, as far as is known now."""
@@ -477,6 +496,11 @@ class Engine:
                 break
             index += 1
         sequence._filled_runs = index
+
+    def _publishes(self, sequence: EngineSequence) -> bool:
+        """Whether the blocks it fills from now on can be hit by others."""
+        computed = sequence._computed + self._decode_steps - sequence._joined_step
+        return sequence.state is State.DECODE and computed < sequence.keyed_blocks * BLOCK_TOKENS
 
     @staticmethod
     def _grow_slot(sequence: EngineSequence) -> int:

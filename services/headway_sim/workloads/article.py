@@ -19,12 +19,18 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request of a session: the whole conversation so far and the new input."""
+    """One request of a session: the whole conversation so far and the new input.
+
+    It is sent `think_ms` after the answer before it. `max_tokens` is the limit that the request states, if any.
+    """
 
     session_id: str
     index: int
     messages: tuple[Message, ...]
     output_tokens: int
+    think_ms: float = 0.0
+    tenant: str = "default"
+    max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,11 @@ class ArticleWorkload:
         for session in range(self.sessions):
             yield self.conversation(session)
 
+    def schedule(self) -> Iterator[tuple[float, SessionTurns]]:
+        """Every session and when it may start, in milliseconds: at once, as `concurrency` allows."""
+        for conversation in self.conversations():
+            yield 0.0, conversation
+
     def conversation(self, session: int) -> SessionTurns:
         """One session. Start it with `next`, go on with `send(answer)`; it ends after its last turn."""
         session_id = f"session-{session}"
@@ -62,7 +73,7 @@ class ArticleWorkload:
             messages.append({"role": "system", "content": system})
         for index in range(self.turns):
             messages.append({"role": "user", "content": self._input(session, index)})
-            answer = yield Turn(session_id, index, tuple(messages), self.output_tokens)
+            answer = yield Turn(session_id, index, tuple(messages), self.output_tokens, max_tokens=self.output_tokens)
             messages.append({"role": "assistant", "content": answer})
 
     def _input(self, session: int, turn: int) -> str:

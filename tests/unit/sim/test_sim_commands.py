@@ -1,0 +1,65 @@
+"""The command line: what is asked for, what is printed, what is refused."""
+
+import json
+
+import pytest
+from headway_sim.commands import sim_app
+from typer.testing import CliRunner
+
+ARTICLE = ["--workload", "article", "--fleet", "2xa100-40g-8b", "--limit", "10", "--jobs", "1"]
+
+
+def called(*arguments):
+    return CliRunner().invoke(sim_app, list(arguments), env={"COLUMNS": "250", "TERM": "dumb"})
+
+
+def test_run_prints_json():
+    result = called("run", *ARTICLE, "--policies", "round_robin,adaptive:externality=0.2", "-o", "json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert list(document["policies"]) == ["round_robin", "adaptive:externality=0.2"]
+    assert document["policies"]["round_robin"]["vs_round_robin"] == 1.0
+    assert set(document["policies"]["round_robin"]["ttft_ms"]) == {"mean", "p50", "p90", "p99", "max"}
+
+
+def test_run_prints_a_table_and_writes_a_report(tmp_path):
+    result = called("run", *ARTICLE, "--policies", "least_request", "--out", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert "least_request" in result.stdout
+    assert {each.name for each in (tmp_path / "out").iterdir()} >= {"results.json", "index.html", "ttft_cdf.png"}
+
+
+def test_run_takes_a_trace(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n")
+    result = called("run", "--trace", str(trace), "--policies", "random", "--jobs", "1", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["policies"]["random"]["requests"] == 1
+
+
+def test_goodput_prints_json():
+    result = called("goodput", "--slo", "100000", *ARTICLE, "--policies", "round_robin", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["policies"]["round_robin"]["goodput_per_s"] > 0
+
+
+def test_tune_says_what_is_gained():
+    result = called("tune", *ARTICLE, "--rounds", "1")
+    assert result.exit_code == 0, result.output
+    assert "noise floor" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--workload", "article", "--fleet", "3xpotato"], "potato"),
+        (["--workload", "nothing"], "nothing"),
+        (["--workload", "article", "--policies", "nobody"], "nobody"),
+        ([], "a trace or a workload"),
+        (["--trace", "missing.jsonl"], "missing.jsonl"),
+    ],
+)
+def test_what_makes_no_sense_is_said(arguments, complaint):
+    result = called("run", *arguments, "--jobs", "1")
+    assert result.exit_code == 2
+    assert complaint in result.output
