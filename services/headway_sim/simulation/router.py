@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from headway_scheduler.admission.holds import Hold
+from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.core import Core, CoreConfig
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import (
@@ -125,8 +125,8 @@ class Router:
         except HeadwayError as error:
             settle(error)
             return
-        if isinstance(outcome, Hold):
-            outcome.waiters.append(settle)
+        if isinstance(outcome, Waiter):
+            outcome.answer = settle
         else:
             settle(outcome)
 
