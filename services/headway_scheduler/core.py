@@ -91,7 +91,9 @@ class Core:
             history=self.history,
             salts=self.salts,
             random=np.random.default_rng(config.seed),
-            config=DispatcherConfig(default_max_wait_s=config.max_wait_s, max_holds=config.max_holds),
+            config=DispatcherConfig(
+                default_max_wait_s=config.max_wait_s, max_holds=config.max_holds, time_scale=config.time_scale
+            ),
         )
         self.reporting = Reporting(self.dispatcher, self.costs, self.history, record_usage)
         self._swept_at = float("-inf")

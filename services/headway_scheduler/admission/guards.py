@@ -35,7 +35,9 @@ class SoftGuards:
         self._pressed = np.zeros(columns.capacity, np.bool_)
         self._hot = np.zeros(columns.capacity, np.bool_)
 
-    def blocked(self, guards: frozenset[SoftGuard], view: View, need_tokens: float) -> dict[SoftGuard, BoolColumn]:
+    def blocked(
+        self, guards: frozenset[SoftGuard], view: View, need_tokens: FloatColumn
+    ) -> dict[SoftGuard, BoolColumn]:
         """For each guard in `guards`, which of the view's candidates it forbids now."""
         found: dict[SoftGuard, BoolColumn] = {}
         self._grow()
@@ -49,7 +51,8 @@ class SoftGuards:
             latched = _latch(self._hot, slots, view.heat, config.heat_close, config.heat_open)
             found[SoftGuard.HEAT] = latched | self._columns.throttled[slots]
         if SoftGuard.KV_ROOM in guards:
-            found[SoftGuard.KV_ROOM] = view.kv_room_tokens < need_tokens
+            # An idle endpoint has all the room it will ever have.
+            found[SoftGuard.KV_ROOM] = (view.kv_room_tokens < need_tokens) & (view.inflight > 0)
         return found
 
     def peek(self, guards: frozenset[SoftGuard], slot: int) -> list[SoftGuard]:

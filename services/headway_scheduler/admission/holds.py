@@ -16,7 +16,8 @@ __all__ = ["Hold", "Holds", "Waiter", "Work"]
 class Work:
     """A request being decided, with what is computed once for it. Times: scheduler clock, seconds.
 
-    `identity` tells a retry from another request under the same id; None: not known. `ttft_ms` is as reported.
+    `identity` tells a retry from another request under the same id; None: not known. `ttft_ms` is as reported;
+    `least_prefill_ms` is its prefill on the best candidate, as last priced.
     """
 
     request: Request
@@ -31,6 +32,7 @@ class Work:
     decision: Decision | None = None
     queue_was_empty: bool = False
     ttft_ms: float | None = None
+    least_prefill_ms: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -93,6 +95,13 @@ class Holds:
     def __iter__(self) -> Iterator[Hold]:
         for priority in sorted(self._bands, reverse=True):
             yield from list(self._bands[priority].values())
+
+    def in_order(self, rank: Callable[[Work], tuple[int, float]]) -> list[Hold]:
+        """All of them, higher priority first, then by rank, then first come."""
+        ordered: list[Hold] = []
+        for priority in sorted(self._bands, reverse=True):
+            ordered.extend(sorted(self._bands[priority].values(), key=lambda hold: rank(hold.work)))
+        return ordered
 
     def find(self, key: tuple[str, str, str]) -> Hold | None:
         """The hold of this key."""

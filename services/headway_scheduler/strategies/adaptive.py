@@ -23,6 +23,12 @@ class AdaptiveParameters(Parameters):
     externality: float = Field(
         0.1, ge=0.0, le=10.0, description="What a millisecond of prefill costs each request there"
     )
+    window_ms: float = Field(
+        200.0,
+        ge=0.0,
+        le=60_000.0,
+        description="Prefill queued on an engine beyond which requests wait here; 0: never wait",
+    )
 
 
 class Adaptive:
@@ -36,6 +42,11 @@ class Adaptive:
     def __init__(self, parameters: AdaptiveParameters) -> None:
         self.parameters = parameters
 
+    @property
+    def window_ms(self) -> float | None:
+        """How much prefill an engine may have queued before requests for it wait in the scheduler."""
+        return self.parameters.window_ms or None
+
     def cost(self, request: Request, view: View, now: float) -> Costs:
         """Price each candidate."""
         c, slots = view.columns, view.slots
@@ -43,4 +54,4 @@ class Adaptive:
         prefill = prefill_ms(c, slots, request.prompt_tokens - hit, hit)
         slowed = (c.base_ms[slots] + c.ctx_ms[slots] * view.context_tokens) / (c.budget_tokens[slots] * c.tok_ms[slots])
         ttft = (view.queued_prefill_ms + prefill) * (1.0 + slowed)
-        return Costs(ttft + self.parameters.externality * prefill * view.inflight, ttft)
+        return Costs(ttft + self.parameters.externality * prefill * view.inflight, ttft, prefill)

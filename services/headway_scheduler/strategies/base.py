@@ -7,7 +7,7 @@ breaks ties; guards and holds are admission's.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import Columns, FloatColumn, Slots
 
-__all__ = ["Costs", "Parameters", "SoftGuard", "Strategy", "View"]
+__all__ = ["BindsLate", "Costs", "Parameters", "SoftGuard", "Strategy", "Tentative", "View"]
 
 BoolColumn = npt.NDArray[np.bool_]
 
@@ -37,10 +37,30 @@ class Parameters(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """One cost a candidate, lower is better; the TTFT predicted there, where the strategy predicts one."""
+    """One cost a candidate, lower is better; where the strategy predicts them, the TTFT and the own prefill there."""
 
     cost: FloatColumn
     predicted_ttft_ms: FloatColumn | None = None
+    prefill_ms: FloatColumn | None = None
+
+
+class Tentative:
+    """What requests ahead in the line will add to endpoints that they wait for: prefill and one in flight each."""
+
+    __slots__ = ("inflight", "prefill_ms")
+
+    def __init__(self, capacity: int) -> None:
+        self.prefill_ms: FloatColumn = np.zeros(capacity)
+        self.inflight: FloatColumn = np.zeros(capacity)
+
+    def add(self, slot: int, prefill_ms: float) -> None:
+        """One more waits for `slot`."""
+        self.prefill_ms[slot] += prefill_ms
+        self.inflight[slot] += 1.0
+
+    def holds(self, slot: int) -> bool:
+        """Does anyone wait for `slot`?"""
+        return bool(self.inflight[slot])
 
 
 class View:
@@ -49,7 +69,7 @@ class View:
     `hit_tokens` and `similar` are found when first used: not every strategy wants the index.
     """
 
-    __slots__ = ("_columns", "_find_hits", "_find_similar", "_hits", "_random", "slots")
+    __slots__ = ("_columns", "_find_hits", "_find_similar", "_hits", "_random", "_tentative", "slots")
 
     def __init__(
         self,
@@ -58,12 +78,14 @@ class View:
         find_hits: Callable[[Slots], FloatColumn],
         find_similar: Callable[[Slots], BoolColumn],
         random: np.random.Generator,
+        tentative: Tentative | None = None,
     ) -> None:
         self.slots = slots
         self._columns = columns
         self._find_hits = find_hits
         self._find_similar = find_similar
         self._random = random
+        self._tentative = tentative
         self._hits: FloatColumn | None = None
 
     def __len__(self) -> int:
@@ -76,9 +98,9 @@ class View:
 
     @property
     def inflight(self) -> FloatColumn:
-        """Requests in flight: our reservations and what the engine has beyond them."""
+        """Requests in flight: our reservations, what the engine has beyond them, and those tentatively placed."""
         found: FloatColumn = self._columns.inflight[self.slots] + self._columns.external[self.slots]
-        return found
+        return found if self._tentative is None else found + self._tentative.inflight[self.slots]
 
     @property
     def weighted_inflight(self) -> FloatColumn:
@@ -88,9 +110,9 @@ class View:
 
     @property
     def queued_prefill_ms(self) -> FloatColumn:
-        """Predicted prefill still to be done there."""
+        """Predicted prefill still to be done there, that of requests tentatively placed included."""
         found: FloatColumn = self._columns.prefill_us[self.slots] / 1e3
-        return found
+        return found if self._tentative is None else found + self._tentative.prefill_ms[self.slots]
 
     @property
     def queued_prefill_tokens(self) -> FloatColumn:
@@ -189,4 +211,17 @@ class Strategy(Protocol):
 
     def cost(self, request: Request, view: View, now: float) -> Costs:
         """Price each candidate of `view`."""
+        ...
+
+
+@runtime_checkable
+class BindsLate(Protocol):
+    """A strategy that waits for the cheapest endpoint, where others take the cheapest that the guards allow."""
+
+    @property
+    def window_ms(self) -> float | None:
+        """A request is given to its endpoint only while less prefill, in the engine's milliseconds, is queued there.
+
+        None: bind at once, as all others do.
+        """
         ...

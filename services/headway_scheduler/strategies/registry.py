@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from headway_scheduler.domain.desired import DesiredState, StrategyConfig
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import InvalidField, UnknownResource
-from headway_scheduler.strategies.base import Costs, SoftGuard, Strategy, View
+from headway_scheduler.strategies.base import BindsLate, Costs, SoftGuard, Strategy, View
 
 __all__ = ["Bound", "Installed", "Priced", "StrategyRegistry"]
 
@@ -40,6 +40,7 @@ class Priced:
     guards: frozenset[SoftGuard]
     fell_back_from: str = ""
     fallback_reason: str = ""
+    window_ms: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +50,7 @@ class Installed:
     config: StrategyConfig
     strategy: Strategy
     fallback: Strategy
+    window_ms: float | None = None
     decisions: int = 0
     failures: int = 0
     failures_in_a_row: int = 0
@@ -139,7 +141,7 @@ class StrategyRegistry:
                     installed.decisions += 1
                     installed.failures_in_a_row = 0
                     installed.tripped_until = None
-                    return Priced(costs, installed.config.id, installed.strategy.guards)
+                    return Priced(costs, installed.config.id, installed.strategy.guards, window_ms=installed.window_ms)
                 reason = "over its time budget"
                 installed.last_error = f"took {spent_us:.0f} of {budget_us} µs"
             self._failed(installed, now)
@@ -177,7 +179,9 @@ class StrategyRegistry:
             path = ".".join(str(part) for part in first["loc"])
             raise InvalidField(f"strategy.parameters.{path}", first["msg"]) from None
         try:
-            return Installed(config, algorithm(parameters), fallback(fallback.parameters_type()))
+            strategy = algorithm(parameters)
+            window_ms = strategy.window_ms if isinstance(strategy, BindsLate) else None
+            return Installed(config, strategy, fallback(fallback.parameters_type()), window_ms)
         except Exception as error:  # anyone's code: it must not keep the others from being built
             problem = f"{config.algorithm!r} or its fallback cannot be built: {_described(error)}"
             raise InvalidField("strategy.algorithm", problem) from None

@@ -8,7 +8,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import status_pb2
 from headway.routing.v1 import routing_pb2 as pb
 
-from headway_scheduler.admission.dispatcher import Explanation, Row
+from headway_scheduler.admission.explaining import Explanation, Row
 from headway_scheduler.admission.intake import Intake
 from headway_scheduler.domain.decision import Decision, Placement, Why
 from headway_scheduler.domain.desired import Principal, Tenant

@@ -1,0 +1,208 @@
+"""Places: what a request adds to an endpoint, and the reservations that count it there."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from headway_scheduler.admission.choosing import Choice
+from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.salts import Salts
+from headway_scheduler.domain.decision import Decision, Placement, Why
+from headway_scheduler.domain.request import Request, TextPrompt
+from headway_scheduler.fleet.fleet import Endpoint, Fleet
+from headway_scheduler.fleet.ledger import Booking, Ledger, Leg, Owner, Reservation
+from headway_scheduler.index.chain import ChainIndex
+from headway_scheduler.index.fingerprint import FingerprintIndex
+from headway_scheduler.index.hashing import chain_of, identity_of
+from headway_scheduler.learning.cost_model import CostModel
+from headway_scheduler.learning.history import History, task_weight
+
+__all__ = ["Booker"]
+
+
+class Booker:
+    """Makes, moves and restores reservations. `routes` counts the decisions made."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        index: ChainIndex,
+        fingerprints: FingerprintIndex,
+        costs: CostModel,
+        history: History,
+        salts: Salts,
+        *,
+        fallbacks: int,
+        max_index_blocks: int,
+    ) -> None:
+        self.routes = 0
+        self._fleet, self._ledger, self._index, self._fingerprints = fleet, ledger, index, fingerprints
+        self._costs, self._history, self._salts = costs, history, salts
+        self._max_fallbacks, self._max_index_blocks = fallbacks, max_index_blocks
+
+    def work(self, request: Request, owner: Owner, now: float) -> Work:
+        """What is computed once for a request."""
+        chain = chain_of(request, self._history.bytes_per_token(request.model), self._max_index_blocks)
+        output = self._history.expected_output(request.tenant, request.model, request.task_class, request.max_tokens)
+        text_bytes = len(request.prompt.data) if isinstance(request.prompt, TextPrompt) else 0
+        estimated = request.prompt_tokens + output
+        return Work(request, owner, identity_of(request), chain, now, output, estimated, text_bytes)
+
+    def reserve(self, work: Work, choice: Choice, now: float) -> Decision:
+        """Give a request the chosen place."""
+        slot, request, hit = choice.slot, work.request, choice.hit_tokens
+        leg, prefill_ms, expected_s = self._leg(work, slot, hit)
+        queued_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3
+        ttft = choice.predicted_ttft_ms
+        predicted = queued_ms + prefill_ms if ttft is None else ttft
+        work.queue_was_empty = queued_ms == 0.0
+        matched = min(int(hit), max(0, request.prompt_tokens - 1))
+        reservation = self._reservation(work, leg, predicted, expected_s, matched, now)
+        work.request = replace(request, prompt=None)  # its prompt is in the chain now: keep no copy of it for hours
+        self._ledger.begin(reservation, now)
+        self.count(slot)
+        self._remember(work, slot)
+        why = self.why(work, choice, matched, predicted, now)
+        work.decision = self._decision(reservation, work, slot, self.fallbacks(choice), why)
+        return work.decision
+
+    def move(self, reservation: Reservation, endpoint: Endpoint, now: float) -> None:
+        """A data plane failed over by itself: count its request where it is served."""
+        work, slot = reservation.attachment, endpoint.slot
+        if not isinstance(work, Work) or slot == reservation.slot:
+            return
+        hit = float(self._index.match(work.chain).tokens(np.array([slot], np.int32), self._fleet.columns.capacity)[0])
+        leg, prefill_ms, _ = self._leg(work, slot, hit)
+        work.queue_was_empty = False  # the TTFT reported will hold the failed try too: nothing to learn from
+        reservation.predicted_ttft_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3 + prefill_ms
+        reservation.matched_tokens = min(int(hit), max(0, work.request.prompt_tokens - 1))
+        self._ledger.move(reservation, [leg], now)
+        self._remember(work, slot)
+        if work.decision is not None:
+            fallbacks = tuple(each for each in work.decision.fallbacks if each.spec.id != endpoint.id)
+            work.decision = replace(
+                work.decision,
+                endpoint=self._placement(slot),
+                fallbacks=fallbacks,
+                cache_salt=self._salts.salt(work.request.domain, endpoint.spec.engine),
+                why=replace(
+                    work.decision.why,
+                    matched_tokens=reservation.matched_tokens,
+                    predicted_ttft_ms=reservation.predicted_ttft_ms,
+                ),
+            )
+
+    def restore(self, request: Request, owner: Owner, endpoint: Endpoint, matched: int, now: float) -> Reservation:
+        """Count again what another scheduler, or this one before a restart, had given.
+
+        Its prompt is not known any more, so that any retry with its id and model is believed to be one.
+        """
+        work = self.work(request, owner, now)
+        work.identity = None
+        leg, prefill_ms, expected_s = self._leg(work, endpoint.slot, float(matched))
+        matched = min(matched, max(0, request.prompt_tokens - 1))
+        reservation = self._reservation(work, leg, prefill_ms, expected_s, matched, now)
+        self._ledger.begin(reservation, now)
+        self._remember(work, endpoint.slot)
+        weight = task_weight(request.task_class)
+        why = Why("", "", "", request.prompt_tokens, matched, prefill_ms, request.task_class, weight, candidates=1)
+        work.decision = self._decision(reservation, work, endpoint.slot, (), why)
+        return reservation
+
+    def prefill_ms(self, work: Work, choice: Choice) -> float:
+        """The chosen one's prefill of this request alone, in milliseconds."""
+        hit = min(choice.hit_tokens, max(0.0, work.request.prompt_tokens - 1.0))
+        return self._costs.prefill_ms_at(choice.slot, work.request.prompt_tokens - hit, hit)
+
+    def count(self, slot: int) -> None:
+        """One more decision, for `slot`."""
+        self.routes += 1
+        self._fleet.columns.last_chosen[slot] = self.routes
+
+    def why(self, work: Work, choice: Choice, matched: int, ttft_ms: float | None, now: float) -> Why:
+        """The reasons of a choice."""
+        request, priced = work.request, choice.priced
+        return Why(
+            strategy=priced.strategy,
+            fell_back_from=priced.fell_back_from,
+            fallback_reason=priced.fallback_reason,
+            prompt_tokens=request.prompt_tokens,
+            matched_tokens=matched,
+            predicted_ttft_ms=ttft_ms,
+            task_class=request.task_class,
+            task_weight=task_weight(request.task_class),
+            candidates=len(choice.slots),
+            held_ms=(now - work.submitted_at) * 1e3,
+        )
+
+    # Inside
+
+    def _decision(
+        self, reservation: Reservation, work: Work, slot: int, fallbacks: tuple[Placement, ...], why: Why
+    ) -> Decision:
+        return Decision(
+            request_id=reservation.request_id,
+            reservation_id=reservation.id,
+            ttl_s=reservation.ttl_s,
+            model=reservation.model,
+            endpoint=self._placement(slot),
+            prefill_endpoint=None,
+            fallbacks=fallbacks,
+            why=why,
+            cache_salt=self._salts.salt(work.request.domain, self._fleet.by_slot[slot].spec.engine),
+        )
+
+    def fallbacks(self, choice: Choice) -> tuple[Placement, ...]:
+        """The next best, in order."""
+        order = choice.order[1 : 1 + self._max_fallbacks]
+        return tuple(self._placement(int(choice.slots[other])) for other in order)
+
+    def _leg(self, work: Work, slot: int, hit: float) -> tuple[Leg, float, float]:
+        """A leg on `slot`, its prefill alone in milliseconds, and its expected duration in seconds."""
+        request = work.request
+        hit = min(hit, max(0.0, request.prompt_tokens - 1.0))
+        uncached = request.prompt_tokens - hit
+        prefill_ms = self._costs.prefill_ms_at(slot, uncached, hit)
+        booking = Booking(
+            weight_micro=round(task_weight(request.task_class) * 1e6),
+            prefill_us=round(prefill_ms * 1e3),
+            prefill_tokens=round(uncached),
+            context_tokens=round(request.prompt_tokens + work.expected_output / 2),
+            kv_tokens=round(work.estimated_tokens),
+        )
+        expected_s = prefill_ms / 1e3 + work.expected_output * self._history.seconds_per_token(request.model)
+        return Leg(slot, booking), prefill_ms, expected_s
+
+    def _reservation(
+        self, work: Work, leg: Leg, predicted_ttft_ms: float, expected_s: float, matched: int, now: float
+    ) -> Reservation:
+        request, config = work.request, self._ledger.config
+        return Reservation(
+            id=self._ledger.new_id(),
+            owner=work.owner,
+            principal=work.owner.principal,
+            tenant=request.tenant,
+            request_id=request.request_id,
+            model=request.model,
+            task_class=request.task_class,
+            legs=[leg],
+            began_at=now,
+            predicted_s=expected_s,
+            ttl_s=max(config.min_ttl_s, config.ttl_factor * (expected_s + predicted_ttft_ms / 1e3)),
+            prompt_tokens=request.prompt_tokens,
+            matched_tokens=matched,
+            predicted_ttft_ms=predicted_ttft_ms,
+            attachment=work,
+        )
+
+    def _remember(self, work: Work, slot: int) -> None:
+        """The endpoint is about to hold this prompt's prefix."""
+        if work.chain.hashes:
+            self._index.touch(slot, work.chain)
+        if work.fingerprint is not None:
+            self._fingerprints.touch(slot, work.chain.root, work.fingerprint)
+
+    def _placement(self, slot: int) -> Placement:
+        endpoint = self._fleet.by_slot[slot]
+        return Placement(endpoint.spec, endpoint.node.id)

@@ -1,0 +1,186 @@
+"""Candidates and their prices: pool ∩ GPU groups ∩ subset − excluded − hard guards, then the strategy's costs."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headway_scheduler.admission.guards import SoftGuards
+from headway_scheduler.admission.holds import Work
+from headway_scheduler.domain.endpoint import SchedulingState
+from headway_scheduler.domain.request import Request, TextPrompt
+from headway_scheduler.errors import AllDraining, AllUnhealthy, HeadwayError, NoEndpoints
+from headway_scheduler.fleet.columns import FloatColumn, Slots
+from headway_scheduler.fleet.fleet import Fleet
+from headway_scheduler.index.chain import ChainIndex, Match
+from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
+from headway_scheduler.strategies.base import Tentative, View
+from headway_scheduler.strategies.registry import Bound, Priced, StrategyRegistry
+
+__all__ = ["Choice", "Chooser", "names_endpoint"]
+
+BoolColumn = npt.NDArray[np.bool_]
+_EMPTY: Final = np.zeros(0, np.int32)
+
+
+@dataclass(slots=True)
+class Choice:
+    """A priced set of candidates. `order` holds positions in `slots`, the chosen first.
+
+    `dispatchable`: the chosen may be given now. `by_guard`: what forbids each candidate for now.
+    """
+
+    slots: Slots
+    priced: Priced
+    by_guard: dict[str, BoolColumn]
+    hits: FloatColumn
+    order: npt.NDArray[np.intp]
+    dispatchable: bool
+
+    @property
+    def position(self) -> int:
+        """Where the chosen one stands in `slots`."""
+        return int(self.order[0])
+
+    @property
+    def slot(self) -> int:
+        """The chosen one."""
+        return int(self.slots[self.order[0]])
+
+    @property
+    def predicted_ttft_ms(self) -> float | None:
+        """The strategy's prediction for the chosen one, if it made one."""
+        ttft = self.priced.costs.predicted_ttft_ms
+        return None if ttft is None else float(ttft[self.position])
+
+    @property
+    def hit_tokens(self) -> float:
+        """What the chosen one has of the prompt."""
+        return float(self.hits[self.position])
+
+
+class Chooser:
+    """Finds and prices candidates; changes nothing but the soft guards' memory."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        index: ChainIndex,
+        fingerprints: FingerprintIndex,
+        registry: StrategyRegistry,
+        random: np.random.Generator,
+        time_scale: float,
+    ) -> None:
+        self.guards = SoftGuards(fleet.columns)
+        self._fleet, self._index, self._fingerprints, self._registry = fleet, index, fingerprints, registry
+        self._random = random
+        self._time_scale = time_scale
+        fleet.on_removed.append(lambda endpoint: self.guards.forget(endpoint.slot))
+
+    def choose(self, work: Work, bound: Bound, now: float, tentative: Tentative | None = None) -> Choice:
+        """Price the tenant's own endpoints; burst into others only when none of its own can take the request.
+
+        `tentative`: what those before it in the line will add. Raises NoEndpoints, AllDraining, AllUnhealthy.
+        """
+        request, is_open = work.request, self._fleet.columns.open
+        own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
+        allowed, spare = self.within(request, own), self.within(request, burst)
+        open_own = allowed[is_open[allowed]]
+        open_spare = spare[is_open[spare]] if len(spare) else spare
+        if not len(open_own) and not len(open_spare):
+            raise self._none_left(request, np.concatenate([allowed, spare]))
+        match = self._index.match(work.chain)
+        if len(open_own):
+            choice = self._price(work, bound, open_own, match, now, tentative)
+            if choice.dispatchable or not len(open_spare):
+                return choice
+        overflow = self._price(work, bound, open_spare, match, now, tentative)
+        return overflow if overflow.dispatchable or not len(open_own) else choice
+
+    def watch(self, work: Work, bound: Bound, choice: Choice, now: float) -> None:
+        """Let the shadows price what was chosen."""
+        for shadow in bound.shadows:
+            view = self._view(work, choice.slots, self._index.match(work.chain), None)
+            self._registry.watch(shadow, work.request, view, now, choice.position)
+
+    def within(self, request: Request, slots: Slots) -> Slots:
+        """Without the excluded, within the subset."""
+        subset, excluded = request.subset, request.excluded
+        if not excluded and subset is None:
+            return slots
+        kept = []
+        for slot in slots.tolist():
+            endpoint = self._fleet.by_slot[slot]
+            spec = endpoint.spec
+            if excluded and names_endpoint(spec.id, spec.address, excluded):
+                continue
+            if subset is not None:
+                if subset.endpoints and not names_endpoint(spec.id, spec.address, subset.endpoints):
+                    continue
+                labels = endpoint.labels
+                if any(labels.get(key) != value for key, value in subset.labels.items()):
+                    continue
+            kept.append(slot)
+        return np.array(kept, np.int32) if kept else _EMPTY
+
+    def _price(
+        self, work: Work, bound: Bound, slots: Slots, match: Match, now: float, tentative: Tentative | None
+    ) -> Choice:
+        view = self._view(work, slots, match, tentative)
+        priced = self._registry.price(bound.active, work.request, view, now)
+        by_guard = self.guards.blocked(priced.guards, view, work.request.prompt_tokens - view.hit_tokens)
+        blocked = np.zeros(len(slots), np.bool_)
+        for forbidden in by_guard.values():
+            blocked |= forbidden
+        # Cheapest first; ties: fewest in flight, then longest not chosen.
+        ties = (view.last_chosen, view.inflight, priced.costs.cost)
+        if priced.window_ms is None:
+            # What may not be dispatched now comes last: take another.
+            order = np.lexsort((*ties, blocked))
+            dispatchable = not blocked[order[0]]
+        else:
+            # Late binding: wait for the best one rather than take another (FIELD.md, What to beat).
+            order = np.lexsort(ties)
+            best = int(order[0])
+            queued = self._fleet.columns.prefill_us[slots[best]] / 1e3
+            ahead = tentative is not None and tentative.holds(int(slots[best]))
+            dispatchable = not blocked[best] and not ahead and queued < priced.window_ms / self._time_scale
+        if priced.costs.prefill_ms is not None:
+            work.least_prefill_ms = float(priced.costs.prefill_ms.min())
+        named = {guard.value: forbidden for guard, forbidden in by_guard.items()}
+        return Choice(slots, priced, named, view.hit_tokens, order, bool(dispatchable))
+
+    def _view(self, work: Work, slots: Slots, match: Match, tentative: Tentative | None) -> View:
+        columns = self._fleet.columns
+        return View(
+            columns,
+            slots,
+            lambda slots: match.tokens(slots, columns.capacity),
+            lambda slots: self._similar(work, slots),
+            self._random,
+            tentative,
+        )
+
+    def _similar(self, work: Work, slots: Slots) -> BoolColumn:
+        prompt = work.request.prompt
+        if not isinstance(prompt, TextPrompt):
+            return np.zeros(len(slots), np.bool_)
+        if work.fingerprint is None:
+            work.fingerprint = fingerprint(prompt.data)
+        mask = self._fingerprints.match(work.chain.root, work.fingerprint)
+        return np.array([mask >> slot & 1 for slot in slots.tolist()], np.bool_)
+
+    def _none_left(self, request: Request, allowed: Slots) -> HeadwayError:
+        model, tenant = request.model, request.tenant
+        if not len(allowed):
+            return NoEndpoints(f"no endpoint that {tenant!r} may use serves {model!r}", model=model, tenant=tenant)
+        states = {(e.state, e.node.state) for e in (self._fleet.by_slot[slot] for slot in allowed.tolist())}
+        if all(any(state is not SchedulingState.ACTIVE for state in pair) for pair in states):
+            return AllDraining(f"all endpoints of {model!r} are cordoned or draining", model=model, tenant=tenant)
+        return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
+
+
+def names_endpoint(endpoint_id: str, address: str, names: frozenset[str]) -> bool:
+    """Does one of `names` (ids, `ip:port`, `ip`) mean this endpoint?"""
+    return endpoint_id in names or address in names or address.rpartition(":")[0] in names

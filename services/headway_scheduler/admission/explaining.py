@@ -1,0 +1,79 @@
+"""Explain: the whole table of a decision, reserving nothing."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headway_scheduler.admission.choosing import Choice, Chooser
+from headway_scheduler.admission.holds import Work
+from headway_scheduler.domain.decision import Why
+from headway_scheduler.errors import HeadwayError
+from headway_scheduler.fleet.fleet import Endpoint, Fleet
+from headway_scheduler.index.chain import ChainIndex
+
+__all__ = ["Explanation", "Row", "rows_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One endpoint as a decision sees it."""
+
+    endpoint: Endpoint
+    chosen: bool
+    hard_guards: tuple[str, ...]
+    soft_guards: tuple[str, ...]
+    cost: float | None
+    predicted_ttft_ms: float | None
+    matched_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a Route would do now: the reasons, every endpoint, and the refusal if there would be one."""
+
+    why: Why | None
+    rows: tuple[Row, ...]
+    refusal: HeadwayError | None
+    would_hold: bool
+
+
+def rows_of(
+    fleet: Fleet, index: ChainIndex, chooser: Chooser, work: Work, choice: Choice | None, whole: bool
+) -> tuple[Row, ...]:
+    """Every endpoint of the pool that the tenant may use; `whole`: the others too.
+
+    The pool's other endpoints say nothing of this tenant's prefixes: chains are rooted in its isolation domain.
+    """
+
+    request = work.request
+    own, burst = fleet.candidates(request.tenant, request.model, request.adapter)
+    usable = {*own.tolist(), *burst.tolist()}
+    seen = fleet.pool(request.model, request.adapter).tolist() if whole else sorted(usable)
+    kept = set(chooser.within(request, np.array(sorted(usable), np.int32)).tolist())
+    positions = {} if choice is None else {slot: n for n, slot in enumerate(choice.slots.tolist())}
+    hits = index.match(work.chain).tokens(np.array(seen, np.int32), fleet.columns.capacity)
+    rows = []
+    for number, slot in enumerate(seen):
+        endpoint, position = fleet.by_slot[slot], positions.get(slot)
+        hard = fleet.hard_guards(endpoint)
+        if slot not in usable:
+            hard.insert(0, "not_in_group")
+        elif slot not in kept:
+            hard.insert(0, "excluded")
+        if choice is None or position is None:
+            rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number])))
+            continue
+        ttft = choice.priced.costs.predicted_ttft_ms
+        soft = tuple(name for name, forbidden in choice.by_guard.items() if forbidden[position])
+        rows.append(
+            Row(
+                endpoint,
+                position == choice.order[0] and choice.dispatchable,
+                tuple(hard),
+                soft,
+                float(choice.priced.costs.cost[position]),
+                None if ttft is None else float(ttft[position]),
+                int(hits[number]),
+            )
+        )
+    return tuple(rows)
