@@ -288,7 +288,7 @@ def _print(comparison: Comparison, output: Output) -> None:
             f"{found['kv_use_mean']:.0%}",
             f"{found['spread']:.2f}",
             _ms(found["hold_ms"]["p99"]),
-            "" if ratio is None else f"{ratio:.2f}",
+            "" if ratio is None else f"{ratio:.3f}",
         )
     Console().print(table)
 

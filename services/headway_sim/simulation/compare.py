@@ -16,6 +16,7 @@ from headway_sim.simulation.scenario import Runner, Scenario, Task
 __all__ = ["Comparison", "LoadPoint", "compare", "noise_floor", "sweep"]
 
 _FAVOURITE: Final = "adaptive"
+_ROLLS: Final = 3
 _SWEEP_FACTORS: Final = (0.5, 0.75, 1.0, 1.25)
 
 
@@ -41,7 +42,7 @@ def compare(scenario: Scenario, policies: Sequence[Policy], seeds: int, run: Run
     """
     reference = _reference(policies)
     tasks = [Task(scenario, policy, seed) for policy in policies for seed in range(seeds)]
-    rolls = [Task(scenario, reference, seed, reordered=True) for seed in range(max(2, seeds))]
+    rolls = [Task(scenario, reference, seed, reordered=True) for seed in range(max(_ROLLS, seeds))]
     extra = [] if any(each.name == BASELINE for each in policies) else _baseline(scenario, seeds)
     results = iter(run([*tasks, *rolls, *extra]))
     runs = {policy.name: list(islice(results, seeds)) for policy in policies}
@@ -81,7 +82,7 @@ def sweep(scenario: Scenario, policies: Sequence[Policy], run: Runner) -> list[L
 
 def noise_floor(scenario: Scenario, policy: Policy, run: Runner) -> float:
     """How much a policy's mean TTFT varies, as a share of it, when nothing that matters changes."""
-    rolls = [Task(scenario, policy, seed, reordered=bool(seed)) for seed in range(3)]
+    rolls = [Task(scenario, policy, seed, reordered=bool(seed)) for seed in range(_ROLLS)]
     return _spread(run(rolls))
 
 

@@ -130,7 +130,7 @@ def _page(title: str, document: dict[str, Any], images: dict[str, tuple[str, byt
             f"{figures['kv_use_mean']:.0%}",
             f"{figures['spread']:.2f}",
             _number(figures["hold_ms"]["max"]),
-            "" if ratio is None else f"{ratio:.2f}",
+            "" if ratio is None else f"{ratio:.3f}",
         ]
         rows.append(f"<tr><th>{html.escape(name)}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     headings = (
