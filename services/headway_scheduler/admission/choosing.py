@@ -15,7 +15,7 @@ from headway_scheduler.fleet.columns import FloatColumn, Slots
 from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.index.chain import ChainIndex, Match
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
-from headway_scheduler.strategies.base import Tentative, View
+from headway_scheduler.strategies.base import SoftGuard, Tentative, View
 from headway_scheduler.strategies.registry import Bound, Priced, StrategyRegistry
 
 __all__ = ["Choice", "Chooser", "names_endpoint"]
@@ -129,7 +129,10 @@ class Chooser:
     ) -> Choice:
         view = self._view(work, slots, match, tentative)
         priced = self._registry.price(bound.active, work.request, view, now)
-        by_guard = self.guards.blocked(priced.guards, view, work.request.prompt_tokens - view.hit_tokens)
+        # Room in the KV cache may never be seen by a large request, since small ones take it as it comes: one that has
+        # waited long enough waits for it at the head of the engine's own queue, where nobody passes it.
+        guards = priced.guards - {SoftGuard.KV_ROOM} if work.urgent else priced.guards
+        by_guard = self.guards.blocked(guards, view, work.request.prompt_tokens - view.hit_tokens)
         blocked = np.zeros(len(slots), np.bool_)
         for forbidden in by_guard.values():
             blocked |= forbidden

@@ -34,6 +34,7 @@ __all__ = ["Dispatcher", "DispatcherConfig"]
 
 _URGENT_MS: Final = 5_000.0
 _URGENT_PREFILLS: Final = 3.0
+_URGENT_SHARE: Final = 0.5
 _AGEING: Final = 0.3
 
 
@@ -276,11 +277,15 @@ class Dispatcher:
     def _rank(self, work: Work, now: float) -> tuple[int, float]:
         """The order among holds of one priority: shortest uncached prefill first, with ageing and a hard cap.
 
-        Waited longer than max(5 s, 3 prefills): before all others, longest wait first (FIELD.md, Late binding).
+        Waited longer than max(5 s, 3 prefills): before all others, longest wait first (FIELD.md, Late binding). A
+        prompt so long that the cap lies beyond what it may wait is urgent at half of that: nobody is overtaken until
+        its hold expires.
         """
         waited_ms = (now - work.submitted_at) * 1e3
         cap_ms = max(_URGENT_MS / self.config.time_scale, _URGENT_PREFILLS * work.least_prefill_ms)
-        if waited_ms > cap_ms:
+        cap_ms = min(cap_ms, _URGENT_SHARE * self._max_wait(work.request) * 1e3)
+        work.urgent = waited_ms > cap_ms
+        if work.urgent:
             return (0, -waited_ms)
         return (1, work.least_prefill_ms - _AGEING * waited_ms)
 

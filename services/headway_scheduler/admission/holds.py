@@ -17,7 +17,8 @@ class Work:
     """A request being decided, with what is computed once for it. Times: scheduler clock, seconds.
 
     `identity` tells a retry from another request under the same id; None: not known. `ttft_ms` is as reported;
-    `least_prefill_ms` is its prefill on the best candidate, as last priced.
+    `least_prefill_ms` is its prefill on the best candidate, as last priced;
+    `urgent`: it has waited so long that it goes before all others of its priority.
     """
 
     request: Request
@@ -33,6 +34,7 @@ class Work:
     queue_was_empty: bool = False
     ttft_ms: float | None = None
     least_prefill_ms: float = 0.0
+    urgent: bool = False
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -37,7 +37,7 @@ class Adaptive:
     name: ClassVar[str] = "adaptive"
     parameters_type: ClassVar[type[Parameters]] = AdaptiveParameters
     classic: ClassVar[bool] = False
-    guards: ClassVar[frozenset[SoftGuard]] = frozenset({SoftGuard.HEAT})
+    guards: ClassVar[frozenset[SoftGuard]] = frozenset({SoftGuard.HEAT, SoftGuard.KV_ROOM})
 
     def __init__(self, parameters: AdaptiveParameters) -> None:
         self.parameters = parameters

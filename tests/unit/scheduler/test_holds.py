@@ -203,10 +203,10 @@ class TestOrder:
         _, fine = rig.hold("fine")
         dispatch = rig.dispatcher._dispatch
 
-        def fragile(work, now):
+        def fragile(work, now, tentative):
             if work.request.request_id == "poison":
                 raise ZeroDivisionError
-            return dispatch(work, now)
+            return dispatch(work, now, tentative)
 
         monkeypatch.setattr(rig.dispatcher, "_dispatch", fragile)
         rig.full()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from fakes.rig import CHAT, LONG, SHORT, Rig, desired_state, device_sample, engine_sample, gpu, spec
+from headway_scheduler.domain.desired import StrategyConfig
 from headway_scheduler.domain.measurement import Measurement
 from headway_scheduler.domain.request import BlocksPrompt
 from headway_scheduler.learning.history import classify, task_weight
@@ -239,6 +240,10 @@ class TestPrefixMatch:
         assert min(found.values()) == 0
 
 
+# Adaptive that never waits for an endpoint: its prices alone.
+AT_ONCE = desired_state("adaptive", strategies={"adaptive": StrategyConfig("adaptive", "adaptive", {"window_ms": 0.0})})
+
+
 class TestAdaptive:
     def test_the_formula(self):
         rig = Rig(desired_state("adaptive"))
@@ -266,14 +271,14 @@ class TestAdaptive:
         assert again.why.predicted_ttft_ms > 0
 
     def test_but_not_any_queue(self):
-        rig = Rig(desired_state("adaptive"))
+        rig = Rig(AT_ONCE)
         rig.endpoints(3)
         text = "word " * 2000
         seen = {rig.where(rig.route(text=text)) for _ in range(60)}
         assert len(seen) == 3
 
     def test_a_faster_gpu_gets_more(self):
-        rig = Rig(desired_state("adaptive"))
+        rig = Rig(AT_ONCE)
         rig.connect("n", spec(1, hardware="a100-40g-8b"), spec(2, hardware="h100-8b"), spec(3, hardware="cpu-8b"))
         for n in range(60):
             rig.route(prompt_tokens=2000, request_id=str(n))
