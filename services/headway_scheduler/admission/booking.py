@@ -72,7 +72,9 @@ class Booker:
         work, slot = reservation.attachment, endpoint.slot
         if not isinstance(work, Work) or slot == reservation.slot:
             return
-        hit = float(self._index.match(work.chain).tokens(np.array([slot], np.int32), self._fleet.columns.capacity)[0])
+        hit = float(
+            self._index.match(work.chain, work.data).tokens(np.array([slot], np.int32), self._fleet.columns.capacity)[0]
+        )
         leg, prefill_ms, _ = self._leg(work, slot, hit)
         work.queue_was_empty = False  # the TTFT reported will hold the failed try too: nothing to learn from
         reservation.predicted_ttft_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3 + prefill_ms
@@ -109,6 +111,10 @@ class Booker:
         why = Why("", "", "", request.prompt_tokens, matched, prefill_ms, request.task_class, weight, candidates=1)
         work.decision = self._decision(reservation, work, endpoint.slot, (), why)
         return reservation
+
+    def answered(self, work: Work, slot: int, tokens: int) -> None:
+        """`slot` answered with so many tokens: its cache holds them behind the prompt."""
+        self._index.answered(slot, work.chain, tokens)
 
     def prefill_ms(self, work: Work, choice: Choice) -> float:
         """The chosen one's prefill of this request alone, in milliseconds."""

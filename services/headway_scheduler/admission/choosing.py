@@ -90,7 +90,7 @@ class Chooser:
         open_spare = spare[is_open[spare]] if len(spare) else spare
         if not len(open_own) and not len(open_spare):
             raise self._none_left(request, np.concatenate([allowed, spare]))
-        match = self._index.match(work.chain)
+        match = self._index.match(work.chain, work.data)
         if len(open_own):
             choice = self._price(work, bound, open_own, match, now, tentative)
             if choice.dispatchable or not len(open_spare):
@@ -101,7 +101,7 @@ class Chooser:
     def watch(self, work: Work, bound: Bound, choice: Choice, now: float) -> None:
         """Let the shadows price what was chosen."""
         for shadow in bound.shadows:
-            view = self._view(work, choice.slots, self._index.match(work.chain), None)
+            view = self._view(work, choice.slots, self._index.match(work.chain, work.data), None)
             self._registry.watch(shadow, work.request, view, now, choice.position)
 
     def within(self, request: Request, slots: Slots) -> Slots:

@@ -198,6 +198,10 @@ class Dispatcher:
             self.quotas.settle(request.tenant, 0.0, reservation.attachment.estimated_tokens)  # given back at its end
         return reservation
 
+    def answered(self, work: Work, slot: int, tokens: int) -> None:
+        """A request was answered with so many tokens."""
+        self._booker.answered(work, slot, tokens)
+
     # Explain
 
     def explain(self, request: Request, strategy: str, owner: Owner, now: float, whole: bool) -> Explanation:

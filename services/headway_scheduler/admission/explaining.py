@@ -51,7 +51,7 @@ def rows_of(
     seen = fleet.pool(request.model, request.adapter).tolist() if whole else sorted(usable)
     kept = set(chooser.within(request, np.array(sorted(usable), np.int32)).tolist())
     positions = {} if choice is None else {slot: n for n, slot in enumerate(choice.slots.tolist())}
-    hits = index.match(work.chain).tokens(np.array(seen, np.int32), fleet.columns.capacity)
+    hits = index.match(work.chain, work.data).tokens(np.array(seen, np.int32), fleet.columns.capacity)
     rows = []
     for number, slot in enumerate(seen):
         endpoint, position = fleet.by_slot[slot], positions.get(slot)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from headway_scheduler.domain.decision import Decision
-from headway_scheduler.domain.request import Request
+from headway_scheduler.domain.request import Request, TextPrompt, TokensPrompt
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.index.hashing import Chain
@@ -35,6 +35,12 @@ class Work:
     ttft_ms: float | None = None
     least_prefill_ms: float = 0.0
     urgent: bool = False
+
+    @property
+    def data(self) -> bytes:
+        """The prompt's bytes, while they are kept: until it has its place."""
+        prompt = self.request.prompt
+        return prompt.data if isinstance(prompt, TextPrompt | TokensPrompt) else b""
 
     @property
     def key(self) -> tuple[str, str, str]:

@@ -98,6 +98,8 @@ class Reporting:
         succeeded = report.outcome is Outcome.SUCCESS
         if succeeded or (report.outcome is Outcome.CANCELLED and usage.completion_tokens):
             self.record_usage(reservation.tenant, reservation.model, usage)
+        if usage.completion_tokens and not failed:
+            dispatcher.answered(work, reservation.slot, usage.completion_tokens)
         if succeeded:
             self._learn_ttft(reservation, report.ttft_ms)
             self._learn_lengths(reservation, work, report)

@@ -3,6 +3,10 @@
 One table maps a block's chained hash to the set of endpoints that hold it, as a bit mask over endpoint slots; so a
 match costs one lookup a block, whatever the number of endpoints. Beside it each endpoint has its blocks in order of
 use, bounded by the tokens its KV cache can hold.
+
+An engine also caches what it answered, which nobody can hash beforehand. So the end of an answered prompt has a tail:
+the bytes after its last full block, and the answer's tokens. A prompt that goes on exactly where that one ended is
+its conversation's next turn, and has the tail too.
 """
 
 from collections import OrderedDict
@@ -20,16 +24,19 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How deep each endpoint holds a chain: `(mask of slots, blocks)` pairs, masks disjoint."""
+    """How deep each endpoint holds a chain: `(mask of slots, blocks)` pairs, masks disjoint; `tails`: tokens beyond."""
 
     levels: tuple[tuple[int, int], ...]
     block_tokens: float
+    tails: tuple[tuple[int, float], ...] = ()
 
     def tokens(self, slots: npt.NDArray[np.int32], capacity: int) -> FloatArray:
         """Tokens held by each of `slots`; `capacity` is above every slot."""
         held = np.zeros(capacity)
         for mask, blocks in self.levels:
             held[_slots_in(mask, capacity)] = blocks * self.block_tokens
+        for slot, tokens in self.tails:
+            held[slot] += tokens
         return held[slots]
 
 
@@ -41,6 +48,15 @@ def _slots_in(mask: int, capacity: int) -> npt.NDArray[np.intp]:
         return np.array([mask.bit_length() - 1])
     raw = np.frombuffer(mask.to_bytes((capacity + 7) // 8, "little"), np.uint8)
     return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """What an endpoint holds beyond a prompt's last full block."""
+
+    rest_bytes: int
+    rest_hash: int
+    tokens: float
 
 
 @dataclass(slots=True)
@@ -62,6 +78,7 @@ class ChainIndex:
         self._default_capacity = default_capacity_tokens
         self._holders: dict[int, int] = {}
         self._holdings: dict[int, _Holding] = {}
+        self._tails: dict[int, dict[int, _Tail]] = {}
 
     def set_capacity(self, slot: int, tokens: float | None) -> None:
         """Bound what `slot` can hold; None: unknown."""
@@ -73,6 +90,9 @@ class ChainIndex:
         """`slot` holds this chain from now on, as its most recently used; what no longer fits is forgotten."""
         holding = self._holding(slot)
         blocks, holders, bit = holding.blocks, self._holders, 1 << slot
+        for value in chain.hashes[:-1]:
+            if value in self._tails:
+                self._cut(slot, holding, value)  # it is in the blocks that follow now
         # Deepest first, so that the root of the chain is used last and the leaves are forgotten before it.
         for value in reversed(chain.hashes):
             if value in blocks:
@@ -83,8 +103,21 @@ class ChainIndex:
                 holders[value] = holders.get(value, 0) | bit
         self._shrink(slot, holding)
 
-    def match(self, chain: Chain) -> Match:
-        """How deep every endpoint holds this chain."""
+    def answered(self, slot: int, chain: Chain, tokens: int) -> None:
+        """`slot` has answered the prompt of this chain with so many tokens, and holds them too."""
+        holding = self._holding(slot)
+        if not chain.hashes or chain.hashes[-1] not in holding.blocks:
+            return
+        last = chain.hashes[-1]
+        self._cut(slot, holding, last)
+        rest_tokens = chain.rest_bytes * chain.block_tokens / chain.block_bytes if chain.block_bytes else 0.0
+        tail = _Tail(chain.rest_bytes, chain.rest_hash, rest_tokens + tokens)
+        self._tails.setdefault(last, {})[slot] = tail
+        holding.tokens += tail.tokens
+        self._shrink(slot, holding)
+
+    def match(self, chain: Chain, data: bytes = b"") -> Match:
+        """How deep every endpoint holds this chain; `data`, the prompt's bytes, shows whether it has a tail too."""
         hashes, holders = chain.hashes, self._holders
         active = holders.get(hashes[0], 0) if hashes else 0
         if not active:
@@ -99,7 +132,7 @@ class ChainIndex:
                     break
         if active:
             levels.append((active, len(hashes)))
-        return Match(tuple(levels), chain.block_tokens)
+        return Match(tuple(levels), chain.block_tokens, self._tails_of(chain, levels, data))
 
     def forget(self, slot: int, hashes: tuple[int, ...]) -> None:
         """`slot` no longer holds these blocks."""
@@ -108,14 +141,14 @@ class ChainIndex:
             tokens = holding.blocks.pop(value, None)
             if tokens is not None:
                 holding.tokens -= tokens
-                self._unhold(slot, value)
+                self._unhold(slot, holding, value)
 
     def drop(self, slot: int) -> None:
         """Forget everything `slot` holds: it restarted, cleared its cache, or left. Its capacity stays."""
         holding = self._holdings.get(slot)
         if holding is not None:
             for value in holding.blocks:
-                self._unhold(slot, value)
+                self._unhold(slot, holding, value)
             holding.blocks.clear()
             holding.tokens = 0.0
 
@@ -137,9 +170,30 @@ class ChainIndex:
         while holding.tokens > holding.capacity_tokens and holding.blocks:
             value, tokens = holding.blocks.popitem(last=False)
             holding.tokens -= tokens
-            self._unhold(slot, value)
+            self._unhold(slot, holding, value)
 
-    def _unhold(self, slot: int, value: int) -> None:
+    def _tails_of(self, chain: Chain, levels: list[tuple[int, int]], data: bytes) -> tuple[tuple[int, float], ...]:
+        found = []
+        for mask, depth in levels:
+            for slot, tail in self._tails.get(chain.hashes[depth - 1], {}).items():
+                if (
+                    mask >> slot & 1
+                    and tail.rest_hash
+                    and chain.rest_in(data, depth, tail.rest_bytes) == tail.rest_hash
+                ):
+                    found.append((slot, tail.tokens))
+        return tuple(found)
+
+    def _cut(self, slot: int, holding: _Holding, value: int) -> None:
+        """Forget the tail of this block on `slot`."""
+        tails = self._tails.get(value)
+        if tails is not None and slot in tails:
+            holding.tokens -= tails.pop(slot).tokens
+            if not tails:
+                del self._tails[value]
+
+    def _unhold(self, slot: int, holding: _Holding, value: int) -> None:
+        self._cut(slot, holding, value)
         rest = self._holders[value] & ~(1 << slot)
         if rest:
             self._holders[value] = rest

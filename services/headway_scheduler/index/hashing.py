@@ -35,11 +35,24 @@ SCHEMES: Final = {scheme.name: scheme for scheme in (TOKENS, BYTES)}
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A prompt's blocks: one hash each, and how many tokens a block stands for."""
+    """A prompt's blocks: one hash each, and how many tokens a block stands for.
+
+    `rest_bytes` stand after the last full block, each block being `block_bytes`; `rest_hash` tells them from others.
+    Where only hashes are known both sizes are 0.
+    """
 
     root: int
     hashes: list[int]
     block_tokens: float
+    block_bytes: int = 0
+    rest_bytes: int = 0
+    rest_hash: int = 0
+
+    def rest_in(self, data: bytes, depth: int, size: int) -> int:
+        """The hash of the `size` bytes of `data` after `depth` full blocks; 0 where there are not so many."""
+        start = depth * self.block_bytes
+        part = data[start : start + size]
+        return xxh3_64_intdigest(part) if self.block_bytes and len(part) == size else 0
 
 
 _EMPTY: Final = Chain(0, [], 1.0)
@@ -65,11 +78,10 @@ def chain_of(request: Request, bytes_per_token: float, max_blocks: int) -> Chain
     prompt = request.prompt
     if isinstance(prompt, TextPrompt):
         root = root_of(request.domain, request.model, request.adapter, BYTES)
-        hashes = hash_blocks(prompt.data, root, BYTES.block_bytes, max_blocks)
-        return Chain(root, hashes, BYTES.block_bytes / bytes_per_token)
+        return _chain(prompt.data, root, BYTES, BYTES.block_bytes / bytes_per_token, max_blocks)
     if isinstance(prompt, TokensPrompt):
         root = root_of(request.domain, request.model, request.adapter, TOKENS)
-        return Chain(root, hash_blocks(prompt.data, root, TOKENS.block_bytes, max_blocks), float(TOKENS.block_size))
+        return _chain(prompt.data, root, TOKENS, float(TOKENS.block_size), max_blocks)
     if isinstance(prompt, BlocksPrompt):
         scheme = SCHEMES[prompt.scheme]
         root = root_of(request.domain, request.model, request.adapter, scheme)
@@ -78,6 +90,14 @@ def chain_of(request: Request, bytes_per_token: float, max_blocks: int) -> Chain
         tokens = float(scheme.block_size) if scheme is TOKENS else scheme.block_bytes / bytes_per_token
         return Chain(root, hashes, tokens)
     return _EMPTY
+
+
+def _chain(data: bytes, root: int, scheme: Scheme, block_tokens: float, max_blocks: int) -> Chain:
+    hashes = hash_blocks(data, root, scheme.block_bytes, max_blocks)
+    rest = data[len(hashes) * scheme.block_bytes :]
+    if len(rest) >= scheme.block_bytes:  # cut off at max_blocks: what follows is not known to continue it
+        return Chain(root, hashes, block_tokens)
+    return Chain(root, hashes, block_tokens, scheme.block_bytes, len(rest), xxh3_64_intdigest(rest))
 
 
 def identity_of(request: Request) -> int:
