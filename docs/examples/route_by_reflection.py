@@ -12,6 +12,7 @@ with grpc.insecure_channel(target) as channel:
     pool, known = descriptor_pool.DescriptorPool(), set()
 
     def ask(**question):
+        """What the server says of itself."""
         request = reflection_pb2.ServerReflectionRequest(**question)
         return next(server.ServerReflectionInfo(iter([request])))
 
