@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from headway_agent.config import AgentConfig
+from headway_gateway.config import GatewaySettings
 from headway_scheduler.config import Config
 from headway_scheduler.strategies.catalog import BUILT_IN
+from pydantic_settings import BaseSettings
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -54,6 +57,13 @@ def test_the_schedulers_page_has_the_variables_that_have_names_of_their_own() ->
     aliases = {name: field.validation_alias for name, field in SETTINGS.items() if field.validation_alias}
     told = rows(DOCS / "scheduler.md", "Settings")
     assert {name: told[name][-1] for name in aliases} == aliases
+
+
+@pytest.mark.parametrize(("page", "settings"), [("gateway", GatewaySettings), ("agent", AgentConfig)])
+def test_the_other_pages_name_every_setting(page: str, settings: type[BaseSettings]) -> None:
+    lines = (DOCS / f"{page}.md").read_text().splitlines()
+    named = {name for line in lines if line.startswith("|") for name in re.findall(r"`([a-z_]+)`", line.split("|")[1])}
+    assert set(settings.model_fields) <= named
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
