@@ -4,7 +4,7 @@ import itertools
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 _numbers = itertools.count(1)
@@ -43,13 +43,15 @@ class Cable:
 class Network:
     """Makes hosts and cables; `network` removes all of them again."""
 
-    def __init__(self) -> None:
-        self._hosts: list[Host] = []
+    def __init__(self, closers: ExitStack) -> None:
+        self._closers = closers
+        self._hosts: set[Host] = set()
 
     def host(self) -> Host:
         host = Host(f"headway-{os.getpid()}-{next(_numbers)}")
         _ip("netns", "add", host.namespace)
-        self._hosts.append(host)
+        self._hosts.add(host)
+        self._closers.callback(self.remove, host)
         _ip("-n", host.namespace, "link", "set", "lo", "up")
         return host
 
@@ -67,19 +69,19 @@ class Network:
 
     def remove(self, host: Host) -> None:
         """The host is gone, with its ends of cables; sockets that it left say no word of farewell."""
-        _ip("netns", "delete", host.namespace)
-        self._hosts.remove(host)
-
-    def close(self) -> None:
-        for host in list(self._hosts):
-            self.remove(host)
+        if host in self._hosts:
+            self._hosts.remove(host)
+            _ip("netns", "delete", host.namespace)
 
 
 @contextmanager
 def network() -> Iterator[Network]:
     """A network that leaves nothing behind, whatever happens in it. Stop what runs on its hosts first."""
-    made = Network()
-    try:
-        yield made
-    finally:
-        made.close()
+    with ExitStack() as closers:
+        yield Network(closers)
+
+
+def namespaces() -> set[str]:
+    """Those that this machine has now."""
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=30, check=True)
+    return {line.split()[0] for line in listed.stdout.splitlines()}

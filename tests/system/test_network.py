@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fakes.network import Host, Network, network
+from fakes.network import Host, Network, namespaces, network
 from fakes.remote_client import RemoteClient, remote_client
 from fakes.waiting import eventually
 from headway_cli.local.processes import Process, wait_for
@@ -198,6 +198,18 @@ async def test_a_client_that_is_cut_off_goes_on_alone_and_resumes(site: Site) ->
             await client.finish(key)
         await client.finish("2")
         await eventually(lambda: _is(watcher.reservations(), 0), 30)
+
+
+def test_no_namespace_is_left_behind_by_what_fails() -> None:
+    with pytest.raises(RuntimeError, match="on purpose"), network() as net:
+        near, far, gone = net.host(), net.host(), net.host()
+        net.connect(near, "10.231.1.1/24", far, "10.231.1.2/24")
+        net.remove(gone)
+        made = {near.namespace, far.namespace}
+        assert made <= namespaces()
+        assert gone.namespace not in namespaces()
+        raise RuntimeError("on purpose")
+    assert not made & namespaces()
 
 
 async def _is(found, expected) -> bool:
