@@ -161,6 +161,7 @@ async def test_a_half_open_stream_does_not_lock_the_restarted_agent_out(site: Si
         await eventually(lambda: _is(client.guards(), {HERE: [], REBORN: []}), 60)
         assert await nodes_chosen(client, 6) == {"here", "there"}
     log = (site.directory / "scheduler.log").read_text()
+    assert "agent_refused" not in log, "it was let in at its first try"
     connected = [json.loads(line) for line in log.splitlines() if "agent_connected" in line]
     assert [event["endpoints"] for event in connected if event["node"] == "there"] == [
         [f"{THERE}@0"],
