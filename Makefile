@@ -53,4 +53,4 @@ lock: venv ## Resolve the dependencies again
 		--extra dev pyproject.toml -o requirements.lock
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .headway
+	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .headway

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from typing import Self
 
+import grpc
 import msgspec
 import structlog
 from aiohttp import web
@@ -15,7 +16,7 @@ from headway_client import ClientOptions, HeadwayClient, RouteRefused
 from prometheus_client import generate_latest
 
 from headway_gateway.body import Api, parse_body
-from headway_gateway.config import GatewaySettings
+from headway_gateway.config import SYSTEM_ROOTS, GatewaySettings
 from headway_gateway.engines import Engines
 from headway_gateway.errors import ApiError, from_refusal, to_response
 from headway_gateway.identity import Identities
@@ -46,7 +47,11 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, clock: Callable[[], float] = time.monotonic) -> None:
         options = ClientOptions(fail_open=settings.fail_open, fail_open_after_s=settings.fail_open_after_s)
         self.client = HeadwayClient(
-            settings.schedulers, token=settings.token.get_secret_value(), options=options, clock=clock
+            settings.schedulers,
+            token=settings.token.get_secret_value(),
+            options=options,
+            credentials=_credentials(settings),
+            clock=clock,
         )
         self._settings = settings
         self._clock = clock
@@ -206,6 +211,14 @@ async def serve(settings: GatewaySettings) -> None:
             partial.write_text(str(gateway.port))
             partial.rename(settings.port_file)
         await stopped.wait()
+
+
+def _credentials(settings: GatewaySettings) -> grpc.ChannelCredentials | None:
+    """How the schedulers prove who they are; None: plain text."""
+    if settings.scheduler_ca is None:
+        return None
+    roots = None if settings.scheduler_ca == SYSTEM_ROOTS else settings.scheduler_ca.read_bytes()
+    return grpc.ssl_channel_credentials(roots)
 
 
 def _request_id(request: web.Request) -> str:

@@ -6,10 +6,13 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-__all__ = ["ConfigError", "GatewaySettings", "load_settings"]
+__all__ = ["SYSTEM_ROOTS", "ConfigError", "GatewaySettings", "load_settings"]
+
+SYSTEM_ROOTS = Path("system")
+"""Instead of a PEM file: trust what this system trusts."""
 
 _PREFIX = "HEADWAY_GATEWAY_"
 _CONFIG_VARIABLE = "HEADWAY_GATEWAY_CONFIG"
@@ -33,6 +36,8 @@ class GatewaySettings(BaseSettings):
     """Written once it listens: the port, in decimal."""
     schedulers: list[str] = Field(default=["127.0.0.1:7070"], min_length=1)
     """`host:port` of each scheduler: the first that answers is used, the others are for failover."""
+    scheduler_ca: Path | None = None
+    """Speak TLS to the schedulers and trust this PEM file, or `system` for the system's roots. None: plain text."""
     token: SecretStr = SecretStr("")
     """The gateway's own credential at the scheduler, with the role router."""
     token_file: Path | None = None
@@ -85,6 +90,13 @@ class GatewaySettings(BaseSettings):
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
             raise ValueError(f"token_file: {file} cannot be read: {why}") from error
+
+    @field_validator("scheduler_ca")
+    @classmethod
+    def _check_ca(cls, path: Path | None) -> Path | None:
+        if path is not None and path != SYSTEM_ROOTS and not path.is_file():
+            raise ValueError(f"there is no file {path}")
+        return path
 
     @classmethod
     def settings_customise_sources(

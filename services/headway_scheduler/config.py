@@ -91,6 +91,9 @@ class Config(BaseSettings):
             problems.append("stale_after_s must be above telemetry_interval_s: agents speak no more often")
         if (self.tls_certificate is None) != (self.tls_key is None):
             problems.append("tls_certificate and tls_key must be given together")
+        for name, path in {"tls_certificate": self.tls_certificate, "tls_key": self.tls_key}.items():
+            if path is not None and not path.is_file():
+                problems.append(f"{name}: there is no file {path}")
         if not problems and not self.on_loopback:
             if not self.database_url:
                 problems.append("database_url: HEADWAY_DATABASE_URL is required when listening beyond loopback")

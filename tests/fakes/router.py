@@ -87,6 +87,7 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         self.port = 0
         self.view_inflight: dict[str, int] = {}
         self._rotation = itertools.count()
+        self.credentials: grpc.ServerCredentials | None = None
         self._server: grpc.aio.Server | None = None
         self._open: dict[object, dict[int, str]] = {}
         self._changed = asyncio.Condition()
@@ -101,7 +102,10 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
         self._open, self._outputs = {}, {}
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 26)])
         routing_pb2_grpc.add_RouterServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        if self.credentials is None:
+            self.port = self._server.add_insecure_port(self.target)
+        else:
+            self.port = self._server.add_secure_port(self.target, self.credentials)
         await self._server.start()
         return self.target
 

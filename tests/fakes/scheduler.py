@@ -157,6 +157,7 @@ class Stream:
         self.call = call
         self.welcomes, self.answers, self.report_results, self.resume_results = [], {}, [], []
         self.messages = self.views = 0
+        self.view = None
         self.draining = False
         self.reader = asyncio.create_task(self._read())
 
@@ -165,7 +166,9 @@ class Stream:
             self.messages += 1
             if message.HasField("welcome"):
                 self.welcomes.append(message.welcome)
-            self.views += message.HasField("fail_open_view")
+            if message.HasField("fail_open_view"):
+                self.views += 1
+                self.view = [entry.endpoint.address for entry in message.fail_open_view.endpoints]
             for answer in message.answers:
                 assert answer.correlation_id not in self.answers, "answered twice"
                 self.answers[answer.correlation_id] = answer

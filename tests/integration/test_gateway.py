@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -56,6 +57,7 @@ class Stack:
         return self.router.history
 
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 Start = Callable[..., Any]
 
 
@@ -545,3 +547,22 @@ async def test_no_request_is_lost_while_the_scheduler_dies_hangs_and_an_engine_g
     assert statuses == [(200, "".join(WORDS))] * 200
     await eventually(lambda: stack.gateway.client.live == 0)
     await stack.router.until(lambda: not [h for h in stack.router.live.values() if h.owner in stack.router.owners])
+
+
+async def test_tls_to_the_scheduler_with_a_private_authority() -> None:
+    key, certificate = GOLDEN / "tls/loopback-key.pem", GOLDEN / "tls/loopback-certificate.pem"
+    engine = await OpenAIEngine().start()
+    router = FakeRouter([engine.address])
+    router.credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+    settings = {"port": 0, "token": "t0ken", "schedulers": [await router.start()]}
+    try:
+        async with Gateway(GatewaySettings(**settings, scheduler_ca=certificate)) as gateway, asyncio.timeout(10):
+            await gateway.client.wait_connected()
+        assert router.metadata[-1]["authorization"] == "Bearer t0ken"
+        others = GOLDEN / "tls/certificate.pem"
+        async with Gateway(GatewaySettings(**settings, scheduler_ca=others)) as gateway, asyncio.timeout(10):
+            await eventually(lambda: gateway.client.stats.connect_failures)
+            assert not gateway.client.connected
+    finally:
+        await router.kill()
+        await engine.stop()

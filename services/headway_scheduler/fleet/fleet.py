@@ -90,7 +90,7 @@ class Fleet:
     """Nodes and endpoints by id, and the columns behind them.
 
     `on_announced` is called with an endpoint that is new or changed, `on_removed` before its slot is reused,
-    `on_restarted` when its engine lost its memory. `version` grows when membership changes.
+    `on_restarted` when its engine lost its memory. `version` grows when it changes who may be chosen.
     """
 
     def __init__(self, config: FleetConfig | None = None) -> None:
@@ -295,7 +295,10 @@ class Fleet:
     def refresh_guards(self, endpoints: Iterable[Endpoint]) -> None:
         """Recompute the `open` column of these endpoints."""
         for endpoint in endpoints:
-            self.columns.open[endpoint.slot] = not self.hard_guards(endpoint)
+            may_be_chosen = not self.hard_guards(endpoint)
+            if may_be_chosen != self.columns.open[endpoint.slot]:
+                self.columns.open[endpoint.slot] = may_be_chosen
+                self.version += 1
 
     def find(self, name: str) -> Endpoint | None:
         """The endpoint of this id or address (the rank 0 there)."""

@@ -8,6 +8,7 @@ from fakes.scheduler import finished, refusal_of, serving
 from fakes.waiting import eventually
 from google.protobuf.duration_pb2 import Duration
 from headway.routing.v1 import routing_pb2 as pb
+from headway.telemetry.v1 import telemetry_pb2 as tpb
 from headway_scheduler.rpc import resume, route_stream
 
 
@@ -33,6 +34,23 @@ async def test_welcome_first(served):
     assert (welcome.scheduler, welcome.epoch) == ("s1", served.scheduler.epoch)
     assert welcome.resume_grace.nanos == 300_000_000
     assert stream.views == 1
+
+
+async def test_the_view_follows_what_may_be_chosen(served):
+    """Not only who is there: a data plane must not go by itself where no Route would send it."""
+    stream = await served.stream()
+    both = ["10.0.0.1:8000", "10.0.0.2:8000"]
+    assert sorted(stream.view) == both
+    (agent,) = served.agents
+    await agent.sample(tpb.EngineSample(address=both[0], ready=False), tpb.EngineSample(address=both[1], ready=True))
+    await stream.until(lambda: stream.view == both[1:])
+    await agent.sample(tpb.EngineSample(address=both[0], ready=True))
+    await stream.until(lambda: sorted(stream.view) == both)
+    seen = stream.views
+    await agent.sample(tpb.EngineSample(address=both[0], ready=True, running=tpb.Measurement(value=3)))
+    await stream.route(1)
+    await stream.answered(1)
+    assert stream.views == seen, "load alone is no news"
 
 
 async def test_routes_and_reports_many_a_message(served):

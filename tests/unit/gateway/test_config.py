@@ -68,3 +68,12 @@ def test_a_token_twice_or_an_absent_file_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HEADWAY_GATEWAY_TOKEN", "hw_secret")
     with pytest.raises(ConfigError, match="token and token_file exclude each other"):
         load_settings()
+
+
+def test_who_signs_the_schedulers_certificate_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ca in (__file__, "system"):
+        monkeypatch.setenv("HEADWAY_GATEWAY_SCHEDULER_CA", ca)
+        assert str(load_settings().scheduler_ca) == ca
+    monkeypatch.setenv("HEADWAY_GATEWAY_SCHEDULER_CA", "/none")
+    with pytest.raises(ConfigError, match=r"scheduler_ca: .*there is no file /none"):
+        load_settings()

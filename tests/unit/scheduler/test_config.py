@@ -44,7 +44,8 @@ def test_an_unknown_setting_alone(environment):
         ({"LISTEN": "127.0.0.1:70000"}, "HOST:PORT"),
         ({"LISTEN": "0.0.0.0:1"}, "HEADWAY_DATABASE_URL"),
         ({"LISTEN_HTTP": "0.0.0.0:1", "HEADWAY_DATABASE_URL": "postgresql://x"}, "insecure"),
-        ({"TLS_KEY": "/x"}, "together"),
+        ({"TLS_KEY": __file__}, "together"),
+        ({"TLS_KEY": __file__, "TLS_CERTIFICATE": "/none"}, "tls_certificate: there is no file /none"),
         ({"STALE_AFTER_S": "1", "TELEMETRY_INTERVAL_S": "1"}, "telemetry_interval_s"),
     ],
 )
