@@ -38,6 +38,7 @@ def measured(ttft_ms=(100.0,), refused=0, duration_s=10.0):
         kv_use_mean=0.5,
         load_times_s=np.array([0.0, 1.0]),
         load=np.array([[1.0, 3.0], [1.0, 3.0]]),
+        arrival_s=np.arange(float(len(ttft))),
     )
 
 
@@ -56,6 +57,7 @@ def test_a_run_in_numbers():
     assert found.tpot_ms.tolist() == [20.0]
     assert found.e2e_ms.tolist() == [250.0]
     assert found.hold_ms.tolist() == [20.0]
+    assert found.arrival_s.tolist() == [0.0]
     assert (found.prompt_tokens, found.cached_tokens, found.requests) == (50, 16, 2)
     assert found.refusals == {"HOLD_EXPIRED": 1}
     assert found.duration_s == pytest.approx(0.25)
