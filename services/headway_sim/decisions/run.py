@@ -9,7 +9,6 @@ import numpy as np
 
 from headway_sim.decisions.rows import FAVOURITE, LMETRIC, Row, goodput, learned, worst_regret
 from headway_sim.decisions.setups import GOODPUT_MS, Setup, at_capacity
-from headway_sim.policies.catalog import PEERS
 from headway_sim.simulation.compare import Comparison, compare
 from headway_sim.simulation.metrics import Samples
 from headway_sim.simulation.policies import BASELINE, parse_policies
@@ -66,10 +65,9 @@ class Results:
 def measure(setups: Sequence[Setup], *, with_goodput: bool, run: Runner, on_change: Callable[[Results], None]) -> None:
     """Run all peers and adaptive on every setup; `on_change` is given all there is after each of them."""
     results = Results()
-    policies = parse_policies(",".join([*PEERS, FAVOURITE]))
     for setup in setups:
         scenario = _placed(setup, run)
-        comparison = compare(scenario, policies, 1, run)
+        comparison = compare(scenario, parse_policies(setup.policies), 1, run)
         holds = np.concatenate([each.hold_ms for each in comparison.runs[FAVOURITE]])
         results.setups[setup.name] = Found(scenario.rate, comparison, holds)
         results.rows.extend(judge(setup.name, comparison) for judge in setup.judges)

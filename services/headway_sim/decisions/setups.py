@@ -5,16 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from headway_sim.decisions.rows import Judge, against_best, against_lmetric, article, overload, tail
-from headway_sim.simulation.policies import parse_policies
+from headway_sim.decisions.rows import FAVOURITE, LMETRIC, Judge, against_best, against_lmetric, article, overload, tail
+from headway_sim.policies.catalog import PEERS
+from headway_sim.simulation.policies import BASELINE, parse_policies
 from headway_sim.simulation.scenario import Runner, Scenario, Task
 from headway_sim.workloads import OVERLOAD
 
-__all__ = ["GOODPUT_MS", "MIXED_FLEET", "Setup", "Traces", "at_capacity", "setups"]
+__all__ = ["ALL_PEERS", "GOODPUT_MS", "MIXED_FLEET", "Setup", "Traces", "at_capacity", "setups"]
 
 GOODPUT_MS: Final = 500.0
 MIXED_FLEET: Final = "4xa100-40g-8b+2xh100-8b+2xcpu-8b"
 _SHARES: Final = (0.3, 0.6, 0.9)
+ALL_PEERS: Final = ",".join((*PEERS, FAVOURITE))
 _AT_ONCE: Final = 1000.0
 """A rate at which a trace's requests arrive as good as together."""
 
@@ -41,19 +43,19 @@ class Traces:
 class Setup:
     """A scenario that all peers are run on, and what is asked of adaptive there.
 
-    `capacity_share` > 0: the rate is this share of what the fleet can do, found first.
+    `capacity_share` > 0: the rate is this share of what the fleet can do, found first. `policies` are run on it.
     """
 
     name: str
     scenario: Scenario
     judges: tuple[Judge, ...]
     capacity_share: float = 0.0
+    policies: str = ALL_PEERS
 
 
 def setups(traces: Traces, limit: int | None) -> Iterator[Setup]:
     """All of them; those of traces only where the trace is at hand, cut to `limit` requests."""
     yield Setup("article", Scenario(workload="article"), (article,))
-    yield Setup(OVERLOAD, Scenario(workload=OVERLOAD), (overload,))
     for workload in ("shared-system-prompt", "bursty", "agentic"):
         yield Setup(workload, Scenario(workload=workload, limit=limit), (against_best(aim=0.9),))
     if traces.mooncake is not None:
@@ -75,6 +77,8 @@ def setups(traces: Traces, limit: int | None) -> Iterator[Setup]:
         mixed = Scenario(trace=traces.mooncake, limit=limit, rate=0.5)
     mixed = replace(mixed, fleet=MIXED_FLEET, prior_error=2.0)
     yield Setup("mixed fleet, priors wrong by 2", mixed, (against_lmetric(0.75),))
+    few = ",".join((BASELINE, LMETRIC, FAVOURITE))
+    yield Setup(OVERLOAD, Scenario(workload=OVERLOAD), (overload,), policies=few)
 
 
 def at_capacity(scenario: Scenario, share: float, run: Runner) -> Scenario:
