@@ -27,7 +27,9 @@ def decisions(
     out: Annotated[Path, typer.Option(help="Folder for decisions.json, decisions.md and pictures.")] = Path(
         "build/decisions"
     ),
-    limit: Annotated[int, typer.Option(min=0, help="Requests of each trace and open workload; 0: all.")] = _LIMIT,
+    limit: Annotated[
+        int, typer.Option(min=0, help="Requests of Mooncake's trace; half of the others'; 0: all.")
+    ] = _LIMIT,
     only: Annotated[str, typer.Option(help="Only setups whose name is like this, such as 'mooncake*'.")] = "*",
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores by default.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headway_sim.decisions.rows import FAVOURITE, LMETRIC, Row, goodput, learned, worst_regret
-from headway_sim.decisions.setups import GOODPUT_MS, Setup, at_capacity
+from headway_sim.decisions.setups import GOODPUT_MS, Setup, capacity
 from headway_sim.simulation.compare import Comparison, compare
 from headway_sim.simulation.metrics import Samples
 from headway_sim.simulation.policies import BASELINE, parse_policies
@@ -65,8 +65,9 @@ class Results:
 def measure(setups: Sequence[Setup], *, with_goodput: bool, run: Runner, on_change: Callable[[Results], None]) -> None:
     """Run all peers and adaptive on every setup; `on_change` is given all there is after each of them."""
     results = Results()
+    capacities: dict[Scenario, float] = {}
     for setup in setups:
-        scenario = _placed(setup, run)
+        scenario = _placed(setup, capacities, run)
         comparison = compare(scenario, parse_policies(setup.policies), 1, run)
         holds = np.concatenate([each.hold_ms for each in comparison.runs[FAVOURITE]])
         results.setups[setup.name] = Found(scenario.rate, comparison, holds)
@@ -82,11 +83,16 @@ def measure(setups: Sequence[Setup], *, with_goodput: bool, run: Runner, on_chan
     on_change(results)
 
 
-def _placed(setup: Setup, run: Runner) -> Scenario:
+def _placed(setup: Setup, capacities: dict[Scenario, float], run: Runner) -> Scenario:
+    """The setup's scenario at the rate that it asks for; `capacities` are those found already."""
     scenario = setup.scenario
     if scenario.workload == OVERLOAD:
         return scenario.at_rate(find_overload(scenario, run))
-    return at_capacity(scenario, setup.capacity_share, run) if setup.capacity_share else scenario
+    if not setup.capacity_share:
+        return scenario
+    if scenario not in capacities:
+        capacities[scenario] = capacity(scenario, run)
+    return scenario.at_rate(setup.capacity_share * capacities[scenario])
 
 
 def _learned(name: str, scenario: Scenario, comparison: Comparison, run: Runner) -> Row:

@@ -11,11 +11,11 @@ from headway_sim.simulation.policies import BASELINE, parse_policies
 from headway_sim.simulation.scenario import Runner, Scenario, Task
 from headway_sim.workloads import OVERLOAD
 
-__all__ = ["ALL_PEERS", "GOODPUT_MS", "MIXED_FLEET", "Setup", "Traces", "at_capacity", "setups"]
+__all__ = ["ALL_PEERS", "GOODPUT_MS", "MIXED_FLEET", "Setup", "Traces", "capacity", "setups"]
 
 GOODPUT_MS: Final = 500.0
 MIXED_FLEET: Final = "4xa100-40g-8b+2xh100-8b+2xcpu-8b"
-_SHARES: Final = (0.3, 0.6, 0.9)
+_SHARES: Final = (0.5, 0.9)
 ALL_PEERS: Final = ",".join((*PEERS, FAVOURITE))
 _AT_ONCE: Final = 1000.0
 """A rate at which a trace's requests arrive as good as together."""
@@ -54,10 +54,12 @@ class Setup:
 
 
 def setups(traces: Traces, limit: int | None) -> Iterator[Setup]:
-    """All of them; those of traces only where the trace is at hand, cut to `limit` requests."""
+    """All of them; those of traces only where the trace is at hand.
+
+    Mooncake's is cut to `limit` requests; the others, which show the same with fewer, to half as many.
+    """
+    half = None if limit is None else max(1, limit // 2)
     yield Setup("article", Scenario(workload="article"), (article,))
-    for workload in ("shared-system-prompt", "bursty", "agentic"):
-        yield Setup(workload, Scenario(workload=workload, limit=limit), (against_best(aim=0.9),))
     if traces.mooncake is not None:
         base = Scenario(trace=traces.mooncake, limit=limit)
         for rate in (0.3, 0.5, 0.7):
@@ -67,10 +69,12 @@ def setups(traces: Traces, limit: int | None) -> Iterator[Setup]:
         yield Setup("mooncake cache x 5, rate 1.2", big.at_rate(1.2), (against_lmetric(0.90, 0.85),))
         twice = replace(big, fleet="16xa100-40g-8b")
         yield Setup("mooncake 16 engines, cache x 5, rate 2", twice.at_rate(2.0), (against_best(aim=0.95),))
+    for workload in ("shared-system-prompt", "bursty", "agentic"):
+        yield Setup(workload, Scenario(workload=workload, limit=half), (against_best(aim=0.9),))
     for name, trace in (("Azure conv", traces.azure_conv), ("Azure code", traces.azure_code)):
         if trace is not None:
             for share in _SHARES:
-                scenario = Scenario(trace=trace, limit=limit)
+                scenario = Scenario(trace=trace, limit=half)
                 yield Setup(f"{name} at {share:g} of capacity", scenario, (against_best(),), share)
     mixed = Scenario(workload="agentic", limit=limit, rate=0.5)
     if traces.mooncake is not None:
@@ -81,10 +85,10 @@ def setups(traces: Traces, limit: int | None) -> Iterator[Setup]:
     yield Setup(OVERLOAD, Scenario(workload=OVERLOAD), (overload,), policies=few)
 
 
-def at_capacity(scenario: Scenario, share: float, run: Runner) -> Scenario:
-    """The scenario at this share of the fleet's capacity: the requests a second when all arrive at once."""
+def capacity(scenario: Scenario, run: Runner) -> float:
+    """The rate at which the scenario's requests come as fast as the fleet answers them when all arrive at once."""
     policies = parse_policies("least_request")
     [rushed] = run([Task(replace(scenario, rate=_AT_ONCE, max_wait_s=1e6), policies[0])])
     arrivals_ms = [at for at, _ in scenario.at_rate(1.0).source().arrivals()]
     own_per_s = len(arrivals_ms) / (arrivals_ms[-1] - arrivals_ms[0]) * 1e3
-    return scenario.at_rate(share * (len(rushed.ttft_ms) / rushed.duration_s) / own_per_s)
+    return len(rushed.ttft_ms) / rushed.duration_s / own_per_s
