@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help venv demo up test test-system check format protos baseline lock clean
+.PHONY: help venv demo up bench-decisions test test-system check format protos baseline lock clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 venv: $(VENV)/.installed ## Set up .venv, where the `headway` command lives
 
@@ -23,6 +23,9 @@ demo: venv ## Show what Headway is worth: round robin against adaptive on eight 
 
 up: venv ## Start the local stack and print its addresses
 	$(BIN)/headway up
+
+bench-decisions: venv ## Run adaptive against every peer; HEADWAY_TRACES names a folder of public traces (docs/benchmarks.md)
+	$(BIN)/headway sim decisions --out build/decisions
 
 test: venv ## Run the tests, with the real Postgres, Envoy and NATS from wheels
 	$(BIN)/python -m pytest

@@ -11,6 +11,7 @@ from headway_cli.live import add_audit, add_credential_verbs, live_apps
 from headway_cli.local.commands import add_local_commands
 from headway_cli.resources import resource_apps
 from headway_cli.routing import add_routing_commands
+from headway_cli.simulate import add_simulator
 from headway_cli.strategies import add_strategy_verbs
 
 __all__ = ["build"]
@@ -34,4 +35,5 @@ def build() -> typer.Typer:
     add_routing_commands(app)
     add_audit(app)
     add_local_commands(app)
+    add_simulator(app)
     return app

@@ -72,17 +72,25 @@ def command(
     help: str,  # noqa: A002 -- Typer's word
     example: str,
     offline: bool = False,
+    passes_on: bool = False,
 ) -> Callable[[F], F]:
     """Register `function(session, …)` as a command; its other parameters are its own arguments and options.
 
-    One that is `offline` talks to no scheduler.
+    One that is `offline` talks to no scheduler. One that `passes_on` gets every word after it unread, in the `ctx`
+    that it takes: another command line stands behind it.
     """
-    shared = _OUTPUT if offline else {**_OUTPUT, **_CONNECTION}
+    shared = {} if passes_on else _OUTPUT if offline else {**_OUTPUT, **_CONNECTION}
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 
     def register(function: F) -> F:
-        app.command(name, help=escape(help), epilog=f"Example: {escape(example)}", no_args_is_help=False)(
-            _with_session(function, shared)
-        )
+        app.command(
+            name,
+            help=escape(help),
+            epilog=f"Example: {escape(example)}",
+            no_args_is_help=False,
+            add_help_option=not passes_on,
+            context_settings=settings if passes_on else None,
+        )(_with_session(function, shared))
         return function
 
     return register
@@ -94,7 +102,7 @@ def _with_session(function: Callable[..., None], shared: dict[str, Any]) -> Call
     def run(ctx: typer.Context, **arguments: Any) -> None:  # whatever the command declares
         session = _session(ctx, {name: arguments.pop(name) for name in shared})
         try:
-            function(session, **arguments)
+            function(session, **(arguments | ({"ctx": ctx} if takes_context else {})))
         except CliError as error:
             report(error, as_json=session.output is Output.JSON)
             raise typer.Exit(error.exit_code) from None
@@ -102,6 +110,8 @@ def _with_session(function: Callable[..., None], shared: dict[str, Any]) -> Call
             raise typer.Exit(130) from None
 
     own = list(inspect.signature(function).parameters.values())[1:]
+    takes_context = any(parameter.name == "ctx" for parameter in own)
+    own = [parameter for parameter in own if parameter.name != "ctx"]
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("ctx", keyword, annotation=typer.Context)]
     parameters += [parameter.replace(kind=keyword) for parameter in own]

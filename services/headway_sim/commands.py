@@ -2,19 +2,21 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from headway_sim.decisions.command import decisions
 from headway_sim.simulation.compare import Comparison, compare, sweep
 from headway_sim.simulation.fleet import FleetError
-from headway_sim.simulation.metrics import Distribution
+from headway_sim.simulation.metrics import Figures
 from headway_sim.simulation.parallel import ProcessRunner, cores
 from headway_sim.simulation.policies import PolicyError, parse_policies
 from headway_sim.simulation.report import describe, write_report
@@ -30,7 +32,12 @@ sim_app = typer.Typer(
     name="sim",
     help="Simulate a fleet in virtual time, routed by the scheduler's own objects.",
     no_args_is_help=True,
+    add_completion=False,
 )
+sim_app.command()(decisions)
+
+Times = Literal["ttft_ms", "tpot_ms", "e2e_ms", "hold_ms"]
+Statistic = Literal["mean", "p50", "p90", "p99", "max"]
 
 
 class Output(StrEnum):
@@ -256,53 +263,60 @@ def _print(comparison: Comparison, output: Output) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps(comparison.document(), indent=2))
         return
-    table = Table(title=f"noise floor {comparison.noise_floor:.1%} of the mean TTFT")
-    table.add_column("policy")
-    headings = (
-        "TTFT ms",
-        "p50",
-        "p99",
-        "TPOT ms",
-        "E2E ms",
-        "hits",
-        "refused",
-        "req/s",
-        "KV use",
-        "spread",
-        "held p99",
-    )
-    for heading in (*headings, "vs round robin"):
-        table.add_column(heading, justify="right")
+    console = Console()
+    columns = [column for column in _COLUMNS if column.narrow or console.width >= _WIDE]
+    table = Table(title=f"noise floor {comparison.noise_floor:.1%} of the mean TTFT", box=box.SIMPLE, pad_edge=False)
+    table.add_column("policy", overflow="fold", min_width=8)
+    for column in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
     bound = comparison.lower_bound
-    table.add_row("(lower bound)", *_times(bound["ttft_ms"]), *_means(bound), f"{bound['hit_ratio']:.1%}")
+    table.add_row("(lower bound)", *(column.of_bound(bound) for column in columns))
     for name, found in sorted(comparison.figures.items(), key=lambda item: item[1]["ttft_ms"]["mean"] or 0.0):
-        ratio = found["vs_round_robin"]
-        table.add_row(
-            name,
-            *_times(found["ttft_ms"]),
-            _ms(found["tpot_ms"]["mean"]),
-            _ms(found["e2e_ms"]["mean"]),
-            f"{found['hit_ratio']:.1%}",
-            f"{found['rejected_ratio']:.1%}",
-            f"{found['requests_per_s']:.2f}",
-            f"{found['kv_use_mean']:.0%}",
-            f"{found['spread']:.2f}",
-            _ms(found["hold_ms"]["p99"]),
-            "" if ratio is None else f"{ratio:.3f}",
-        )
-    Console().print(table)
+        table.add_row(name, *(column.of(found) for column in columns))
+    console.print(table)
+    if len(columns) < len(_COLUMNS):
+        _console.print(f"{len(_COLUMNS)} columns on a terminal of {_WIDE} characters; everything with -o json")
 
 
-def _times(times: Distribution) -> tuple[str, str, str]:
-    return _ms(times["mean"]), _ms(times["p50"]), _ms(times["p99"])
+class _Column(NamedTuple):
+    """A column of `headway sim run`; `narrow`: also shown where there is little room."""
+
+    heading: str
+    of: Callable[[Figures], str]
+    of_bound: Callable[[Mapping[str, Any]], str] = lambda _bound: ""
+    narrow: bool = False
 
 
-def _means(bound: dict[str, Distribution]) -> tuple[str, str]:
-    return _ms(bound["tpot_ms"]["mean"]), _ms(bound["e2e_ms"]["mean"])
+def _time(heading: str, what: Times, key: Statistic, *, narrow: bool = False, bounded: bool = True) -> _Column:
+    def of_bound(bound: Mapping[str, Any]) -> str:  # the results' JSON
+        return _ms(bound[what][key]) if bounded else ""
+
+    return _Column(heading, lambda found: _ms(found[what][key]), of_bound, narrow)
 
 
 def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def _share(value: float | None, shown: str = ".1%") -> str:
+    return "" if value is None else format(value, shown)
+
+
+_WIDE: Final = 140
+_COLUMNS: Final = (
+    _time("TTFT ms", "ttft_ms", "mean", narrow=True),
+    _time("p50", "ttft_ms", "p50"),
+    _time("p99", "ttft_ms", "p99", narrow=True),
+    _time("TPOT ms", "tpot_ms", "mean", narrow=True),
+    _time("E2E ms", "e2e_ms", "mean"),
+    _Column("hits", lambda found: _share(found["hit_ratio"]), lambda bound: _share(bound["hit_ratio"]), narrow=True),
+    _Column("refused", lambda found: _share(found["rejected_ratio"]), narrow=True),
+    _Column("req/s", lambda found: _share(found["requests_per_s"], ".2f")),
+    _Column("KV use", lambda found: _share(found["kv_use_mean"], ".0%")),
+    _Column("spread", lambda found: _share(found["spread"], ".2f")),
+    _time("held p99", "hold_ms", "p99", bounded=False),
+    _Column("/ round robin", lambda found: _share(found["vs_round_robin"], ".3f"), narrow=True),
+)
 
 
 @sim_app.callback()

@@ -117,7 +117,7 @@ class Dispatcher:
         if held is not None:
             if not _same(held.work, work):
                 raise RequestIdInUse(request.request_id)
-            return held.join(owner, self._until(request, now, deadline, self._saturated()))
+            return held.join(owner, self._until(request, now, deadline))
         inflight = self.ledger.tenant_inflight.get(tenant.id, 0) + self.holds.tenants.get(tenant.id, 0)
         self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
         try:
@@ -147,15 +147,18 @@ class Dispatcher:
 
         Each that must wait for an endpoint is tentatively placed there, so that those behind it see the queue they
         will meet (FIELD.md, Late binding). Among holds of strategies that bind at once, a pool that had no room for
-        one has none for those behind it.
+        one has none for those behind it. Of each pool's line only the first `holds_per_pass` are tried: a long line
+        makes no pass long, and keeps no other pool's from being tried.
         """
         self.ledger.advance(now)
         tentative = Tentative(self.fleet.columns.capacity)
         full: set[tuple[object, ...]] = set()
-        for hold in self.holds.in_order(lambda work: self._rank(work, now))[: self.config.holds_per_pass]:
+        tried: dict[tuple[object, ...], int] = {}
+        for hold in self.holds.in_order(lambda work: self._rank(work, now)):
             pool, part = _pool_of(hold.work.request)
-            if pool in full or part in full:
+            if pool in full or part in full or tried.get(pool, 0) >= self.config.holds_per_pass:
                 continue
+            tried[pool] = tried.get(pool, 0) + 1
             try:
                 decision, waits_late = self._dispatch(hold.work, now, tentative)
             except HeadwayError:
@@ -239,13 +242,13 @@ class Dispatcher:
             else:
                 if decision is not None:
                     return decision
-            return self._hold(work, now, deadline, refusal or self._saturated())
+            return self._hold(work, now, deadline, refusal)
         return self._join_line(work, now, deadline)
 
     def _join_line(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
         """Others wait already: take a place among them, and see whether it is this one's turn."""
         bound = self.registry.bound(work.request.tenant, work.request.model)
-        refusal: HeadwayError = self._saturated()
+        refusal: HeadwayError | None = None
         try:
             choice = self._chooser.choose(work, bound, now)  # raises where no hold could help; ranks the work
         except NoEndpoints as error:
@@ -318,8 +321,8 @@ class Dispatcher:
             why = self._booker.why(work, choice, live.matched_tokens, live.predicted_ttft_ms, now)
             before.decision = replace(before.decision, fallbacks=self._booker.fallbacks(choice), why=why)
 
-    def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError) -> Waiter:
-        """Keep the request waiting; where it may not wait, raise `otherwise`."""
+    def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError | None) -> Waiter:
+        """Keep the request waiting; where it may not wait, raise `otherwise`, or Saturated."""
         until = self._until(work.request, now, deadline, otherwise)
         if len(self.holds) >= self.holds.limit:
             raise QueueFull(f"{self.holds.limit} calls are held already", retry_after_s=self._retry_after())
@@ -335,14 +338,17 @@ class Dispatcher:
     def _let_go(self, hold: Hold) -> None:
         if self.holds.remove(hold):
             self.quotas.refund(hold.work.request.tenant, hold.work.estimated_tokens)
+            self._on_room()  # somebody behind it may have waited for its endpoint
 
-    def _until(self, request: Request, now: float, deadline: float | None, otherwise: HeadwayError) -> float:
-        """How long a call may be held. Raises `otherwise` if not at all."""
+    def _until(
+        self, request: Request, now: float, deadline: float | None, otherwise: HeadwayError | None = None
+    ) -> float:
+        """How long a call may be held. Raises `otherwise`, or Saturated, if not at all."""
         until = now + self._max_wait(request)
         if deadline is not None:
             until = min(until, deadline - self.config.deadline_margin_s)
         if until <= now:
-            raise otherwise
+            raise otherwise or self._saturated()
         return until
 
     def _max_wait(self, request: Request) -> float:

@@ -49,7 +49,10 @@ class Figures(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One run in numbers, small enough to be sent between processes. `load` has a row a point of time."""
+    """One run in numbers, small enough to be sent between processes. `load` has a row a point of time.
+
+    `arrival_s`, beside `ttft_ms`: when each answered request arrived, since the first one did.
+    """
 
     ttft_ms: Samples
     tpot_ms: Samples
@@ -63,6 +66,7 @@ class Measured:
     kv_use_mean: float
     load_times_s: Samples
     load: Samples
+    arrival_s: Samples
 
 
 def measure(run: Run) -> Measured:
@@ -91,6 +95,7 @@ def measure(run: Run) -> Measured:
         kv_use_mean=float(np.mean(run.timeline.kv_uses)),
         load_times_s=np.array(run.timeline.times_ms) / 1e3,
         load=np.array(run.timeline.loads, np.float64),
+        arrival_s=(arrival - start_ms) / 1e3,
     )
 
 

@@ -63,3 +63,17 @@ def test_what_makes_no_sense_is_said(arguments, complaint):
     result = called("run", *arguments, "--jobs", "1")
     assert result.exit_code == 2
     assert complaint in result.output
+
+
+def test_the_table_fits_a_narrow_terminal_and_a_wide_one_shows_more():
+    lines = {}
+    for columns in ("80", "150"):
+        arguments = ["run", *ARTICLE, "--policies", "round_robin,adaptive:externality=0.25"]
+        result = CliRunner().invoke(sim_app, arguments, env={"COLUMNS": columns, "TERM": "dumb"})
+        assert result.exit_code == 0, result.output
+        lines[columns] = result.stdout.splitlines()
+    assert max(map(len, lines["80"])) <= 80
+    [row] = [line.split() for line in lines["80"] if "round_robin" in line]
+    assert len(row) == 7, "a policy and six figures, none of them cut"
+    assert row[-1] == "1.000"
+    assert "KV use" in "".join(lines["150"])

@@ -5,11 +5,12 @@ import math
 
 import numpy as np
 import pytest
+from fakes.measured import measured
 from headway_sim.engine import Hardware
 from headway_sim.simulation import Policy, Record, Run, SessionSource, Timeline, TraceSource
 from headway_sim.simulation.bound import lower_bound
 from headway_sim.simulation.compare import compare, sweep
-from headway_sim.simulation.metrics import Measured, distribution, figures, measure
+from headway_sim.simulation.metrics import distribution, figures, measure
 from headway_sim.simulation.report import write_report
 from headway_sim.simulation.scenario import Scenario, run_task
 from headway_sim.simulation.search import find_goodputs, find_overload, search_rate, within_objective
@@ -21,24 +22,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 PLAIN = Hardware("plain", 10.0, 0.1, 0.0, 0.0, kv_tokens=16_000, step_budget_tokens=1024, max_sequences=8)
-
-
-def measured(ttft_ms=(100.0,), refused=0, duration_s=10.0):
-    ttft = np.array(ttft_ms, np.float64)
-    return Measured(
-        ttft_ms=ttft,
-        tpot_ms=ttft / 10,
-        e2e_ms=ttft * 10,
-        hold_ms=ttft * 0,
-        requests=len(ttft) + refused,
-        refusals={"SATURATED": refused} if refused else {},
-        prompt_tokens=100 * len(ttft),
-        cached_tokens=25 * len(ttft),
-        duration_s=duration_s,
-        kv_use_mean=0.5,
-        load_times_s=np.array([0.0, 1.0]),
-        load=np.array([[1.0, 3.0], [1.0, 3.0]]),
-    )
 
 
 def test_a_distribution_by_nearest_rank():
@@ -56,6 +39,7 @@ def test_a_run_in_numbers():
     assert found.tpot_ms.tolist() == [20.0]
     assert found.e2e_ms.tolist() == [250.0]
     assert found.hold_ms.tolist() == [20.0]
+    assert found.arrival_s.tolist() == [0.0]
     assert (found.prompt_tokens, found.cached_tokens, found.requests) == (50, 16, 2)
     assert found.refusals == {"HOLD_EXPIRED": 1}
     assert found.duration_s == pytest.approx(0.25)

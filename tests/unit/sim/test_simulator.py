@@ -125,9 +125,18 @@ def test_a_hold_ends_in_the_instant_that_makes_room():
 
 
 def test_a_hold_expires():
-    run_ = run(lengths((0.0, 1128, 200), (5.0, 1128, 1)), "roomy", engines=(PLAIN,), max_wait_s=1.0)
+    # The first one's prefill takes nine seconds, so that the second waits for the window all the while.
+    run_ = run(lengths((0.0, 60_000, 1), (5.0, 100, 1)), "adaptive", max_wait_s=1.0)
     assert [record.refused for record in run_.records] == ["", "HOLD_EXPIRED"]
     assert 1000.0 <= run_.records[1].held_ms <= 1050.0 + 1e-6
+
+
+def test_a_hold_for_room_goes_to_the_engines_own_queue_at_half_of_its_wait():
+    run_ = run(lengths((0.0, 1128, 200), (5.0, 1128, 1)), "roomy", engines=(PLAIN,), max_wait_s=1.0)
+    first, second = run_.records
+    assert (first.refused, second.refused) == ("", "")
+    assert 500.0 <= second.held_ms <= 550.0
+    assert second.first_token_ms > first.finished_ms
 
 
 def test_a_wait_of_zero_refuses_at_once():

@@ -1,0 +1,1 @@
+"""What Headway promises of its decisions, run again: `headway sim decisions` (docs/benchmarks.md)."""
