@@ -6,18 +6,15 @@ import sys
 import uvloop
 
 from headway_scheduler.config import ConfigError, load
-from headway_scheduler.serve import configure_logging, serve
+from headway_scheduler.serve import StartError, configure_logging, serve
 
 __all__ = ["main"]
 
 
 def main() -> int:
     """Run a scheduler configured by the environment; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="headway-scheduler",
-        description="Decides which GPU serves which LLM request.",
-        epilog="Configured by HEADWAY_SCHEDULER_… variables; docs/scheduler.md lists them.",
-    )
+    words = "Decides which GPU serves which LLM request. Configured by HEADWAY_SCHEDULER_… variables."
+    parser = argparse.ArgumentParser(prog="headway-scheduler", description=words)
     parser.add_argument("--validate", action="store_true", help="check the configuration and stop")
     arguments = parser.parse_args()
     try:
@@ -28,7 +25,11 @@ def main() -> int:
     if arguments.validate:
         return 0
     configure_logging(config.log_level)
-    uvloop.run(serve(config))
+    try:
+        uvloop.run(serve(config))
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

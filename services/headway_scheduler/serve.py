@@ -5,21 +5,24 @@ import json
 import logging
 import signal
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.bootstrap import create_missing
 from headway_scheduler.config import Config
+from headway_scheduler.errors import HeadwayError
 from headway_scheduler.http import HttpServer
 from headway_scheduler.rpc.server import GrpcServer
 from headway_scheduler.store.embedded import EmbeddedPostgres
 from headway_scheduler.store.migrate import upgrade
 from headway_scheduler.store.postgres import PostgresStore
 
-__all__ = ["configure_logging", "serve"]
+__all__ = ["StartError", "configure_logging", "serve"]
 
 log = structlog.get_logger()
 
@@ -39,26 +42,36 @@ def configure_logging(level: str) -> None:
     )
 
 
+class StartError(Exception):
+    """The scheduler could not start; the message names the step."""
+
+
 async def serve(config: Config) -> None:
-    """Run until SIGTERM or SIGINT, then drain: refuse what is new, finish what is in flight, close in reverse order."""
+    """Run until SIGTERM or SIGINT, then drain: refuse what is new, finish what is in flight, close in reverse order.
+
+    Raises StartError.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
     async with AsyncExitStack() as closers:
-        url = config.database_url or _embedded(config.data_dir, closers)
-        await asyncio.to_thread(upgrade, url)
-        store = PostgresStore(url)
-        closers.push_async_callback(store.close)
-        await create_missing(store, [entry.credential() for entry in config.bootstrap.credentials])
-        scheduler = Scheduler(config, store)
-        await scheduler.start()
+        with _step("database"):
+            url = config.database_url or _embedded(config.data_dir, closers)
+            await asyncio.to_thread(upgrade, url)
+            store = PostgresStore(url)
+            closers.push_async_callback(store.close)
+            await create_missing(store, [entry.credential() for entry in config.bootstrap.credentials])
+            scheduler = Scheduler(config, store)
+            await scheduler.start()
         closers.push_async_callback(scheduler.stop)
         http = HttpServer(scheduler)
-        await http.start(config.listen_http)
+        with _step(f"listen_http {config.listen_http}"):
+            await http.start(config.listen_http)
         closers.push_async_callback(http.stop)
         grpc_server = GrpcServer(scheduler, config)
-        await grpc_server.start()
+        with _step(f"listen {config.listen}"):
+            await grpc_server.start()
         log.info("listening", grpc=grpc_server.port, http=http.port)
         if config.port_file is not None:
             _write_ports(config.port_file, grpc_server.port, http.port)
@@ -66,6 +79,15 @@ async def serve(config: Config) -> None:
         log.info("draining", reservations=len(scheduler.ledger.reservations))
         scheduler.drain()
         await grpc_server.stop(config.drain_timeout_s)
+
+
+@contextmanager
+def _step(name: str) -> Iterator[None]:
+    """What outside this program can keep it from starting is said in one line, with the setting it concerns."""
+    try:
+        yield
+    except (HeadwayError, SQLAlchemyError, OSError, RuntimeError) as error:
+        raise StartError(f"{name}: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 def _embedded(data_dir: Path, closers: AsyncExitStack) -> str:

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.desired import DesiredState
 from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceSample
-from headway_scheduler.domain.endpoint import EndpointSpec, EngineSample, SchedulingState
+from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSample, SchedulingState
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.errors import DuplicateNode
@@ -251,7 +251,9 @@ class Fleet:
         key = (model, adapter)
         slots = self._pools.get(key)
         if slots is None:
-            serving = [e for e in self.endpoints.values() if model in e.spec.models]
+            # An engine that runs only prefills or only decodes cannot serve a whole request.
+            whole = (e for e in self.endpoints.values() if e.spec.role is EngineRole.BOTH)
+            serving = [e for e in whole if model in e.spec.models]
             holding = [e for e in serving if adapter and adapter in e.spec.adapters]
             slots = self._pools[key] = np.array(sorted(e.slot for e in holding or serving), np.int32)
         return slots

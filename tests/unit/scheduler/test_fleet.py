@@ -5,7 +5,7 @@ import pytest
 from fakes.rig import Rig, desired_state, device_sample, engine_sample, gpu, spec
 from headway_scheduler.domain.desired import Binding, BindingMode, GpuGroup, Model, Tenant
 from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceKind, DeviceSample
-from headway_scheduler.domain.endpoint import SchedulingState
+from headway_scheduler.domain.endpoint import EngineRole, SchedulingState
 from headway_scheduler.domain.measurement import UNKNOWN, Measurement, MissingReason
 from headway_scheduler.errors import DuplicateNode
 from headway_scheduler.fleet.columns import Columns
@@ -407,3 +407,9 @@ class TestGroups:
 
 def test_unknown_is_unknown():
     assert np.isnan(UNKNOWN.or_nan())
+
+
+def test_engines_that_run_only_one_leg_serve_no_whole_request():
+    rig = Rig()
+    rig.connect("n", spec(1), spec(2, role=EngineRole.PREFILL), spec(3, role=EngineRole.DECODE))
+    assert rig.fleet.pool("m").tolist() == [rig.slot(1)]
