@@ -28,7 +28,8 @@ _EMPTY: Final = np.zeros(0, np.int32)
 class Choice:
     """A priced set of candidates. `order` holds positions in `slots`, the chosen first.
 
-    `dispatchable`: the chosen may be given now. `by_guard`: what forbids each candidate for now.
+    `dispatchable`: the chosen may be given now; `binds_late`: if not, this one is waited for and no other taken.
+    `by_guard`: what forbids each candidate for now.
     """
 
     slots: Slots
@@ -37,6 +38,7 @@ class Choice:
     hits: FloatColumn
     order: npt.NDArray[np.intp]
     dispatchable: bool
+    binds_late: bool
 
     @property
     def position(self) -> int:
@@ -129,16 +131,19 @@ class Chooser:
     ) -> Choice:
         view = self._view(work, slots, match, tentative)
         priced = self._registry.price(bound.active, work.request, view, now)
+        # Late binding is for those who can wait here; others queue in the engine, as they would without a scheduler.
+        window_ms = priced.window_ms if work.patient else None
         # Room in the KV cache may never be seen by a large request, since small ones take it as it comes: one that has
         # waited long enough waits for it at the head of the engine's own queue, where nobody passes it.
-        guards = priced.guards - {SoftGuard.KV_ROOM} if work.urgent else priced.guards
+        late = work.patient and not work.urgent
+        guards = priced.guards if late else priced.guards - {SoftGuard.KV_ROOM}
         by_guard = self.guards.blocked(guards, view, work.request.prompt_tokens - view.hit_tokens)
         blocked = np.zeros(len(slots), np.bool_)
         for forbidden in by_guard.values():
             blocked |= forbidden
         # Cheapest first; ties: fewest in flight, then longest not chosen.
         ties = (view.last_chosen, view.inflight, priced.costs.cost)
-        if priced.window_ms is None:
+        if window_ms is None:
             # What may not be dispatched now comes last: take another.
             order = np.lexsort((*ties, blocked))
             dispatchable = not blocked[order[0]]
@@ -148,11 +153,11 @@ class Chooser:
             best = int(order[0])
             queued = self._fleet.columns.prefill_us[slots[best]] / 1e3
             ahead = tentative is not None and tentative.holds(int(slots[best]))
-            dispatchable = not blocked[best] and not ahead and queued < priced.window_ms / self._time_scale
+            dispatchable = not blocked[best] and not ahead and queued < window_ms / self._time_scale
         if priced.costs.prefill_ms is not None:
             work.least_prefill_ms = float(priced.costs.prefill_ms.min())
         named = {guard.value: forbidden for guard, forbidden in by_guard.items()}
-        return Choice(slots, priced, named, view.hit_tokens, order, bool(dispatchable))
+        return Choice(slots, priced, named, view.hit_tokens, order, bool(dispatchable), window_ms is not None)
 
     def _view(self, work: Work, slots: Slots, match: Match, tentative: Tentative | None) -> View:
         columns = self._fleet.columns

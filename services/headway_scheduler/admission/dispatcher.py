@@ -109,7 +109,7 @@ class Dispatcher:
     ) -> Decision | Waiter:
         """Decide now, or hold. `deadline`: when the caller gives up by itself. Raises every refusal of errors.py."""
         self.ledger.advance(now)
-        work = self._booker.work(request, owner, now)
+        work = self._work(request, owner, now)
         live = self.ledger.by_request.get(work.key)
         if live is not None:
             return self._again(live, work, now)
@@ -210,7 +210,7 @@ class Dispatcher:
     def explain(self, request: Request, strategy: str, owner: Owner, now: float, whole: bool) -> Explanation:
         """What Route would do. `whole`: also show the pool's endpoints outside the tenant's GPU groups."""
         self.ledger.advance(now)
-        work = self._booker.work(request, owner, now)
+        work = self._work(request, owner, now)
         bound = self.registry.bound(request.tenant, request.model)
         if strategy:
             bound = Bound(self.registry.get(strategy, "strategy"))
@@ -229,6 +229,11 @@ class Dispatcher:
         return Explanation(why, rows, refusal, held and refusal is None)
 
     # Inside
+
+    def _work(self, request: Request, owner: Owner, now: float) -> Work:
+        work = self._booker.work(request, owner, now)
+        work.patient = self._max_wait(request) > 0
+        return work
 
     def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
         refusal: HeadwayError | None = None
@@ -255,7 +260,7 @@ class Dispatcher:
             if now >= self.settled_at:
                 raise
             refusal, choice = error, None
-        if choice is not None and choice.dispatchable and self._max_wait(work.request) <= 0:
+        if choice is not None and choice.dispatchable and not work.patient:
             return self._booker.reserve(work, choice, now)  # it may not wait: first come, first served
         waiter = self._hold(work, now, deadline, refusal)
         settled: list[Decision | HeadwayError] = []
@@ -275,7 +280,7 @@ class Dispatcher:
         if choice.dispatchable:
             self._chooser.watch(work, bound, choice, now)
             return self._booker.reserve(work, choice, now), False
-        if choice.priced.window_ms is None:
+        if not choice.binds_late:
             return None, False
         if tentative is not None:
             tentative.add(choice.slot, self._booker.prefill_ms(work, choice))
@@ -313,7 +318,7 @@ class Dispatcher:
     def _elsewhere(self, live: Reservation, before: Work, work: Work, now: float) -> None:
         """Move a live reservation to where `work`, its retry, may still go: it keeps its place, so it does not wait."""
         choice = self._chooser.choose(work, self.registry.bound(work.request.tenant, work.request.model), now)
-        if not choice.dispatchable and choice.priced.window_ms is None:
+        if not choice.dispatchable and not choice.binds_late:
             raise self._saturated()
         self.move(live, self.fleet.by_slot[choice.slot], now)
         self._booker.count(choice.slot)

@@ -18,7 +18,8 @@ class Work:
 
     `identity` tells a retry from another request under the same id; None: not known. `ttft_ms` is as reported;
     `least_prefill_ms` is its prefill on the best candidate, as last priced;
-    `urgent`: it has waited so long that it goes before all others of its priority.
+    `urgent`: it has waited so long that it goes before all others of its priority;
+    `patient`: it may be held at all.
     """
 
     request: Request
@@ -35,6 +36,7 @@ class Work:
     ttft_ms: float | None = None
     least_prefill_ms: float = 0.0
     urgent: bool = False
+    patient: bool = True
 
     @property
     def data(self) -> bytes:

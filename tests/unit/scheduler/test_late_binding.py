@@ -11,7 +11,7 @@ from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Binding, Model, Tenant
 from headway_scheduler.domain.measurement import Measurement
 from headway_scheduler.domain.request import Subset
-from headway_scheduler.errors import HoldExpired, Saturated
+from headway_scheduler.errors import HoldExpired
 from headway_scheduler.fleet.columns import BOOKED
 from headway_scheduler.fleet.ledger import Owner
 from hypothesis import given, settings
@@ -100,14 +100,12 @@ class TestWindow:
         rig.route(prompt_tokens=2500)
         rig.hold()
 
-    def test_a_call_that_may_not_wait_is_refused_at_once(self):
+    def test_a_call_that_may_not_wait_is_bound_at_once(self):
         rig = rigged(1)
         rig.route(prompt_tokens=MORE_THAN_THE_WINDOW)
-        with pytest.raises(Saturated):
-            rig.submit(rig.request(max_wait_s=0.0))
+        assert rig.where(rig.route(max_wait_s=0.0)) == "1"
         rig.hold()
-        with pytest.raises(Saturated):
-            rig.submit(rig.request(max_wait_s=0.0))
+        assert rig.where(rig.route(max_wait_s=0.0)) == "1"
         assert len(rig.dispatcher.holds) == 1
 
     def test_a_call_that_may_not_wait_goes_where_there_is_room(self):
