@@ -33,6 +33,8 @@ _CUT_NOISE: Final = 0.3
 _DOUBT: Final = 2.0
 """How much less is believed where the engine did not say what it had cached, or others send requests there too."""
 _FLOOR_MS: Final = 2.0
+_TOLERANCE_S: Final = 0.01
+"""A TTFT that ends later than that after it was reported is not believed."""
 _LEAST_TOKENS: Final = 8
 """Decodes shorter than this say more about the network than about the engine."""
 
@@ -128,7 +130,9 @@ class Timing:
         if flight.first_at is not None or flight.over:
             return
         track = self._tracks.setdefault(flight.slot, _Track())
-        flight.first_at = min(now, flight.sent_at + ttft_ms / 1e3) if flight.usable else now
+        first_at = flight.sent_at + ttft_ms / 1e3
+        flight.usable = flight.usable and first_at <= now + _TOLERANCE_S
+        flight.first_at = min(now, first_at) if flight.usable else now
         same_step = self._join(track, flight)
         self._look(flight.slot, now)
         track.batch += 1
@@ -162,7 +166,7 @@ class Timing:
         track = self._look(flight.slot, now)
         self._leave(track, flight)
         if flight.first_at is None:
-            self._late(flight, track, ttft_ms)
+            self._late(flight, track, ttft_ms, now)
             return
         if flight.seen is not None and duration_ms is not None and ttft_ms is not None and output_tokens is not None:
             self._decoded(flight, track.done, flight.seen, duration_ms - ttft_ms, output_tokens)
@@ -241,11 +245,13 @@ class Timing:
         period.usable = False
         self._prefilled(slot, period)
 
-    def _late(self, flight: Flight, track: _Track, ttft_ms: float | None) -> None:
+    def _late(self, flight: Flight, track: _Track, ttft_ms: float | None, now: float) -> None:
         """Its first token was told of only at the end: useful where it met no queue."""
         if ttft_ms is None or not flight.usable or not flight.alone:
             return
         seconds = ttft_ms / 1e3
+        if flight.sent_at + seconds > now + _TOLERANCE_S:
+            return
         period = _Period(flight.sent_at, flight.sent_at + seconds, False, False, track.context > 0.0, 1)
         period.context_s, period.batch_s = track.context * seconds, track.batch * seconds
         period.members.append(flight)
