@@ -96,9 +96,10 @@ class _Period:
 
 @dataclass(slots=True, eq=False)
 class _Track:
-    """One endpoint's present."""
+    """One endpoint's present. `pending`: without a first token yet, in the order in which they were sent."""
 
     done: _Done = field(default_factory=_Done)
+    pending: dict[Flight, None] = field(default_factory=dict)
     period: _Period | None = None
     last_first_at: float = float("-inf")
     broken: bool = False
@@ -121,9 +122,11 @@ class Timing:
     def sent(self, slot: int, uncached: float, hit: float, now: float, *, usable: bool = True) -> Flight:
         """A request was given to `slot`; to be called before it is counted there."""
         c = self._columns
-        self._look(slot, now)
-        full = c.kv_tokens[slot] > c.kv_capacity[slot]  # it may wait for memory: nobody knows how long
-        return Flight(slot, now, uncached, hit, alone=not c.prefill_us[slot], usable=usable and not bool(full))
+        track = self._look(slot, now)
+        full = bool(c.kv_tokens[slot] > c.kv_capacity[slot])  # it may wait for memory: nobody knows how long
+        flight = Flight(slot, now, uncached, hit, alone=not c.prefill_us[slot], usable=usable and not full)
+        track.pending[flight] = None
+        return flight
 
     def first_token(self, flight: Flight, ttft_ms: float, now: float) -> None:
         """Its first token came, `ttft_ms` after it was sent."""
@@ -133,6 +136,7 @@ class Timing:
         first_at = flight.sent_at + ttft_ms / 1e3
         flight.usable = flight.usable and first_at <= now + _TOLERANCE_S
         flight.first_at = min(now, first_at) if flight.usable else now
+        track.pending.pop(flight, None)
         same_step = self._join(track, flight)
         self._look(flight.slot, now)
         track.batch += 1
@@ -201,6 +205,7 @@ class Timing:
 
     def _leave(self, track: _Track, flight: Flight) -> None:
         """It is not there any more. If its prefill was not over, what the next one takes holds a part of it."""
+        track.pending.pop(flight, None)
         if flight.first_at is None:
             track.broken = True
         else:
@@ -220,12 +225,15 @@ class Timing:
         period = track.period
         waited = flight.sent_at < before
         if period is None or not (same_step or (waited and len(period.members) < _MOST_MEMBERS)):
+            # Who was sent before and has no first token still, in an engine that serves first come, first served, does
+            # not tell of it: nobody knows how much of the time was its.
+            silent_since = next((each.sent_at for each in track.pending), float("inf"))
             if period is not None:
                 period.open = False
+                period.usable = period.usable and (waited or silent_since >= before)
                 self._settle(flight.slot, period)
             start = max(flight.sent_at, before)
-            # Sent to an engine that had others to prefill, and served before any of them: not first come, first served.
-            usable = usable and (flight.alone or waited)
+            usable = usable and silent_since >= flight.sent_at
             period = track.period = _Period(start, start, waited, usable, track.context > 0.0)
             same_step = False
         elapsed = max(0.0, first_at - period.end)

@@ -224,6 +224,19 @@ class TestCostModel:
         engine.serve(tokens=1000)
         assert engine.ratios == pytest.approx(before, rel=0.02)
 
+    def test_nor_do_those_behind_one_that_does_not_tell(self):
+        """A client that reports no first tokens had its prompt prefilled before theirs."""
+        engine = served(60)
+        before = engine.ratios
+        engine.costs.sent(0, 100_000.0, 0.0, engine.now)
+        for _ in range(5):
+            flight = engine.costs.sent(0, 500.0, 0.0, engine.now + 0.01)
+            engine.now += 0.3
+            engine.costs.first_token(flight, 290.0, engine.now)
+            engine.costs.finished(flight, Usage(500, 1, 0), 290.0, 290.0, engine.now)
+            engine.now += 0.5
+        assert engine.ratios == pytest.approx(before, rel=0.02)
+
     def test_a_ttft_from_the_future_teaches_nothing(self):
         engine = Engine()
         flight = engine.costs.sent(0, 1000.0, 0.0, engine.now)
