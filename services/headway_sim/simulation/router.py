@@ -73,7 +73,6 @@ class Router:
                 seed=seed,
                 max_wait_s=max_wait_s,
                 learn=learn,
-                kv_quantile=(float(__import__("os").environ["KVQ"]) if "KVQ" in __import__("os").environ else None),
             ),
             algorithms=algorithms,
             clock=lambda: self._now_ms / 1e3,
