@@ -87,6 +87,8 @@ class CostModel:
 
     def sent(self, slot: int, uncached: float, hit: float, now: float, *, usable: bool = True) -> Flight:
         """A request was given to `slot`; to be called before it is counted there. `usable`: was it sent just now?"""
+        if not self.learn:
+            return Flight(slot, now, uncached, hit, alone=False, usable=False)
         return self._timing.sent(slot, uncached, hit, now, usable=usable)
 
     def first_token(self, flight: Flight, ttft_ms: float | None, now: float) -> None:

@@ -5,6 +5,7 @@ slow in everything, so the ratios start highly correlated (one common scale), ea
 observations of any kind correct all of them, many of different kinds tell them apart.
 """
 
+import struct
 from collections.abc import Sequence
 from math import inf, isfinite
 from operator import mul
@@ -22,6 +23,8 @@ COEFFICIENTS: Final = ("tok", "base", "pair", "ctx", "overhead")
 """What there is a ratio for. `overhead` is the data plane's own time, in units of the prior's, and starts at zero."""
 
 _SIZE: Final = len(COEFFICIENTS)
+_TRIANGLE: Final = [(row, column) for row in range(_SIZE) for column in range(row, _SIZE)]
+_NUMBERS: Final = struct.Struct(f"<{2 * _SIZE + len(_TRIANGLE)}d")
 _SCALE: Final = 1.0
 _SHAPE: Final = 0.25
 _LOWEST: Final = (0.125, 0.125, 0.125, 0.125, 0.0)
@@ -50,11 +53,11 @@ _INFORMATION: Final = np.linalg.inv(_COVARIANCE)
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A saved estimator: `prior` is what the ratios are ratios to, `covariance` row by row."""
+    """A saved estimator: 25 little-endian doubles (prior, ratios, covariance's upper triangle by row), as there may be
+    thousands of them every few seconds.
+    """
 
-    prior: list[float]
-    ratios: list[float]
-    covariance: list[float]
+    numbers: bytes
     observations: int = 0
 
 
@@ -118,24 +121,25 @@ class Estimator:
 
     def save(self) -> Estimate:
         """As it is kept."""
-        covariance = [each for row in self._covariance for each in row]
-        return Estimate(self.prior, self.ratios, covariance, self.observations)
+        triangle = [self._covariance[row][column] for row, column in _TRIANGLE]
+        return Estimate(_NUMBERS.pack(*self.prior, *self.ratios, *triangle), self.observations)
 
     @classmethod
     def load(cls, saved: Estimate) -> "Estimator":
         """From what was kept. Raises ValueError where that cannot be."""
-        if not len(saved.prior) == len(saved.ratios) == _SIZE or len(saved.covariance) != _SIZE**2:
-            raise ValueError("not an estimate of five ratios")
-        if not all(map(isfinite, (*saved.prior, *saved.ratios, *saved.covariance))) or min(saved.prior) <= 0.0:
+        if len(saved.numbers) != _NUMBERS.size:
+            raise ValueError(f"an estimate is {_NUMBERS.size} bytes")
+        numbers = _NUMBERS.unpack(saved.numbers)
+        found = cls(numbers[:_SIZE])
+        found.ratios, found.observations = list(numbers[_SIZE : 2 * _SIZE]), saved.observations
+        for (row, column), each in zip(_TRIANGLE, numbers[2 * _SIZE :], strict=True):
+            found._covariance[row][column] = found._covariance[column][row] = each
+        if not all(map(isfinite, numbers)) or min(found.prior) <= 0.0:
             raise ValueError("a prior is positive and finite, as everything learned is finite")
-        covariance = np.array(saved.covariance).reshape(_SIZE, _SIZE)
-        if not np.allclose(covariance, covariance.T, rtol=1e-4) or np.linalg.eigvalsh(covariance).min() <= 0.0:
-            raise ValueError("a covariance is symmetric and positive")
-        if any(not low <= each <= high for low, each, high in zip(_LOWEST, saved.ratios, _HIGHEST, strict=True)):
+        if any(not low <= each <= high for low, each, high in zip(_LOWEST, found.ratios, _HIGHEST, strict=True)):
             raise ValueError("a ratio is beyond its bounds")
-        found = cls(saved.prior)
-        found.ratios, found.observations = list(saved.ratios), saved.observations
-        found._covariance = covariance.tolist()
+        if np.linalg.eigvalsh(found.covariance).min() <= 0.0:
+            raise ValueError("a covariance is positive")
         return found
 
     def _reject(self, error: float) -> None:

@@ -1,6 +1,8 @@
 """The estimator and the cost model on work whose true times are known."""
 
+import base64
 import random
+import struct
 from dataclasses import replace
 
 import msgspec
@@ -299,12 +301,12 @@ class TestState:
         [
             lambda saved: saved | {"format": 99},
             lambda saved: {"e@0 vllm 1": {"log_factor": 0.7, "observations": 9}},  # as it was kept before
-            lambda saved: _spoilt(saved, ratios=[float("1e300")] * 5),
-            lambda saved: _spoilt(saved, ratios=[1.0]),
-            lambda saved: _spoilt(saved, covariance=[0.0] * 25),
-            lambda saved: _spoilt(saved, covariance=[-1.0] * 25),
-            lambda saved: _spoilt(saved, covariance=[]),
-            lambda saved: _spoilt(saved, prior=[0.0] * 5),
+            lambda saved: _spoilt(saved, 5, 1e300),  # a ratio
+            lambda saved: _spoilt(saved, 6, float("nan")),
+            lambda saved: _spoilt(saved, 10, -1.0),  # a variance
+            lambda saved: _spoilt(saved, 11, 1e9),  # a covariance
+            lambda saved: _spoilt(saved, 0, 0.0),  # a prior
+            lambda saved: _with_numbers(saved, b"short"),
             lambda saved: [],
         ],
     )
@@ -336,5 +338,13 @@ async def test_a_scheduler_starts_with_whatever_was_saved():
     assert rig.columns.tok_ms[slot] == DEFAULT.tok_ms
 
 
-def _spoilt(saved, **fields):
-    return saved | {"endpoints": {key: each | fields for key, each in saved["endpoints"].items()}}
+def _with_numbers(saved, numbers):
+    text = base64.b64encode(numbers).decode()
+    return saved | {"endpoints": {key: each | {"numbers": text} for key, each in saved["endpoints"].items()}}
+
+
+def _spoilt(saved, place, value):
+    (endpoint,) = saved["endpoints"].values()
+    numbers = list(struct.unpack("<25d", base64.b64decode(endpoint["numbers"])))
+    numbers[place] = value
+    return _with_numbers(saved, struct.pack("<25d", *numbers))
