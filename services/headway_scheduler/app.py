@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from headway_scheduler.config import Config
-from headway_scheduler.core import TICK_S, Core, CoreConfig
+from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
 from headway_scheduler.domain.report import Usage as RequestUsage
 from headway_scheduler.domain.usage import Usage
@@ -50,6 +50,11 @@ class Scheduler:
                 resume_grace_s=config.resume_grace_s,
                 max_wait_s=config.max_wait_s,
                 max_holds=config.max_holds,
+                learn=frozenset(
+                    part
+                    for part, wanted in ((Learned.COSTS, config.learn_costs), (Learned.HISTORY, config.learn_history))
+                    if wanted
+                ),
             ),
             algorithms=algorithms(),
             clock=clock,

@@ -49,6 +49,10 @@ class Config(BaseSettings):
     """A TOML file of credentials to create where they are missing; docs/deploy/bootstrap.md explains it."""
     time_scale: float = Field(1.0, gt=0, le=10_000)
     """The engines' speed-up: an emulated fleet's times are life's divided by this."""
+    learn_costs: bool = True
+    """Learn from reports how fast each endpoint is; else the priors stay."""
+    learn_history: bool = True
+    """Learn output lengths and task weights from reports; else the hand-set ones stay."""
     telemetry_interval_s: float = Field(1.0, ge=0.05, le=60)
     """How often agents send a sample."""
     stale_after_s: float = Field(5.0, gt=0, le=600)

@@ -5,12 +5,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Final
 
 import numpy as np
 import structlog
 
 from headway_scheduler.admission.dispatcher import Dispatcher, DispatcherConfig
+from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.intake import Intake
 from headway_scheduler.admission.reporting import Reporting, UsageRecorder
 from headway_scheduler.admission.salts import Salts
@@ -26,7 +28,7 @@ from headway_scheduler.learning.priors import prior
 from headway_scheduler.strategies.base import Strategy
 from headway_scheduler.strategies.registry import StrategyRegistry
 
-__all__ = ["SWEEP_S", "TICK_S", "Core", "CoreConfig"]
+__all__ = ["EVERYTHING", "SWEEP_S", "TICK_S", "Core", "CoreConfig", "Learned"]
 
 log = structlog.get_logger()
 
@@ -36,9 +38,24 @@ SWEEP_S: Final = 0.25
 """How often the fleet is swept."""
 
 
+class Learned(StrEnum):
+    """What can be learned from reports."""
+
+    COSTS = "costs"
+    """How fast each endpoint is; else the priors stay."""
+    HISTORY = "history"
+    """Output lengths and task weights; else the hand-set ones stay."""
+
+
+EVERYTHING: Final = frozenset(Learned)
+
+
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
-    """What decides how the parts behave. Times in seconds; `seed` is of every random number in decisions."""
+    """What decides how the parts behave. Times in seconds; `seed` is of every random number in decisions.
+
+    `learn` says what may change with what is reported; `kv_quantile`: see DispatcherConfig.
+    """
 
     name: str
     epoch: str
@@ -48,6 +65,8 @@ class CoreConfig:
     resume_grace_s: float = 10.0
     max_wait_s: float = 30.0
     max_holds: int = 10_000
+    learn: frozenset[Learned] = EVERYTHING
+    kv_quantile: float | None = None
 
 
 class Core:
@@ -76,8 +95,8 @@ class Core:
         )
         self.index = ChainIndex()
         self.fingerprints = FingerprintIndex()
-        self.costs = CostModel(self.fleet.columns, config.time_scale)
-        self.history = History(config.time_scale)
+        self.costs = CostModel(self.fleet.columns, config.time_scale, Learned.COSTS in config.learn)
+        self.history = History(config.time_scale, Learned.HISTORY in config.learn)
         self.registry = StrategyRegistry(algorithms, timer)
         self.intake = Intake(self.history)
         self.salts = Salts(b"")
@@ -92,7 +111,10 @@ class Core:
             salts=self.salts,
             random=np.random.default_rng(config.seed),
             config=DispatcherConfig(
-                default_max_wait_s=config.max_wait_s, max_holds=config.max_holds, time_scale=config.time_scale
+                default_max_wait_s=config.max_wait_s,
+                max_holds=config.max_holds,
+                time_scale=config.time_scale,
+                kv_quantile=config.kv_quantile,
             ),
         )
         self.reporting = Reporting(self.dispatcher, self.costs, self.history, record_usage)
@@ -101,6 +123,7 @@ class Core:
         self.fleet.on_removed.append(self._removed)
         self.fleet.on_restarted.append(self._forgot_everything)
         self.ledger.still_running = self._still_running
+        self.ledger.on_end.append(self._ended)
 
     def set_desired(self, desired: DesiredState) -> None:
         """Take over what admins configured; models that only agents know are served too."""
@@ -135,8 +158,8 @@ class Core:
         devices = [device for device in hello.devices if device.uuid in spec.device_uuids]
         product = devices[0].product if devices else ""
         is_cpu = bool(devices) and all(device.kind is DeviceKind.CPU for device in devices)
-        key = f"{endpoint.id} {spec.engine} {spec.engine_version}"
-        self.costs.install(endpoint.slot, key, prior(spec.hardware, product, is_cpu))
+        believed = prior(spec.hardware, product, is_cpu)
+        self.costs.install(endpoint.slot, f"{endpoint.id} {spec.engine}", spec.engine_version, believed)
         self.index.set_capacity(endpoint.slot, float(self.fleet.columns.kv_capacity[endpoint.slot]))
         new = [model for model in spec.models if model not in self.discovered]
         if new:
@@ -154,6 +177,12 @@ class Core:
     def _forgot_everything(self, endpoint: Endpoint) -> None:
         self.index.drop(endpoint.slot)
         self.fingerprints.drop(endpoint.slot)
+
+    def _ended(self, reservation: Reservation, cause: EndCause, now: float) -> None:
+        """However it ended: if it did not end well, it is lost to the cost model."""
+        work = reservation.attachment
+        if isinstance(work, Work) and work.flight is not None:
+            self.costs.lost(work.flight, now)
 
     def _still_running(self, reservation: Reservation) -> bool:
         """Does the engine, by a fresh sample, run at least as many requests as we count there?"""

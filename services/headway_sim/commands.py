@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import typer
+from headway_scheduler.core import EVERYTHING, Learned
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -47,6 +48,22 @@ class Output(StrEnum):
     JSON = "json"
 
 
+class Learning(StrEnum):
+    """Which of adaptive's learning is on."""
+
+    ALL = "all"
+    COSTS = "costs"
+    HISTORY = "history"
+    NONE = "none"
+
+    @property
+    def parts(self) -> frozenset[Learned]:
+        """As the scheduler has it."""
+        if self is Learning.NONE:
+            return frozenset()
+        return EVERYTHING if self is Learning.ALL else frozenset({Learned(self.value)})
+
+
 TraceOption = Annotated[
     Path | None,
     typer.Option(help="A trace (Mooncake JSONL, Azure CSV, ShareGPT token JSONL, plain JSONL; .gz; or a folder)."),
@@ -68,6 +85,10 @@ DelayOption = Annotated[float, typer.Option(help="Seconds a sample takes to arri
 MaxWaitOption = Annotated[float, typer.Option(help="Seconds a request may be held.")]
 WaitingLimitOption = Annotated[int | None, typer.Option(help="An engine refuses beyond so many waiting requests.")]
 PriorErrorOption = Annotated[float, typer.Option(help="Believe every other endpoint so many times slower, or faster.")]
+LearnOption = Annotated[Learning, typer.Option(help="What the scheduler may learn from reports.")]
+WarmupOption = Annotated[
+    float, typer.Option(help="Leave the requests of the first so many seconds out of the figures.")
+]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="What is printed.")]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; as many as there are cores by default.")]
 OutOption = Annotated[Path | None, typer.Option(help="Write results.json, plots and index.html into this folder.")]
@@ -89,6 +110,8 @@ def run(
     max_wait: MaxWaitOption = 30.0,
     waiting_limit: WaitingLimitOption = None,
     prior_error: PriorErrorOption = 1.0,
+    learn: LearnOption = Learning.ALL,
+    warmup: WarmupOption = 0.0,
     output: OutputOption = Output.TABLE,
     jobs: JobsOption = None,
     policies: PoliciesOption = "all",
@@ -111,6 +134,8 @@ def run(
         max_wait_s=max_wait,
         waiting_limit=waiting_limit,
         prior_error=prior_error,
+        learn=learn.parts,
+        warmup_s=warmup,
     )
     with _usage_errors():
         scenario.check()
@@ -142,6 +167,8 @@ def goodput(
     max_wait: MaxWaitOption = 30.0,
     waiting_limit: WaitingLimitOption = None,
     prior_error: PriorErrorOption = 1.0,
+    learn: LearnOption = Learning.ALL,
+    warmup: WarmupOption = 0.0,
     output: OutputOption = Output.TABLE,
     jobs: JobsOption = None,
     policies: PoliciesOption = "all",
@@ -165,6 +192,8 @@ def goodput(
         max_wait_s=max_wait,
         waiting_limit=waiting_limit,
         prior_error=prior_error,
+        learn=learn.parts,
+        warmup_s=warmup,
         open_loop=True,
     )
     with _usage_errors():
@@ -199,6 +228,8 @@ def tune_command(
     max_wait: MaxWaitOption = 30.0,
     waiting_limit: WaitingLimitOption = None,
     prior_error: PriorErrorOption = 1.0,
+    learn: LearnOption = Learning.ALL,
+    warmup: WarmupOption = 0.0,
     output: OutputOption = Output.TABLE,
     jobs: JobsOption = None,
     policy: Annotated[str, typer.Option(help="The policy, with the parameters to start from.")] = "adaptive",
@@ -220,6 +251,8 @@ def tune_command(
         max_wait_s=max_wait,
         waiting_limit=waiting_limit,
         prior_error=prior_error,
+        learn=learn.parts,
+        warmup_s=warmup,
     )
     with _usage_errors():
         scenario.check()

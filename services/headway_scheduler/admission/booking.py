@@ -15,7 +15,8 @@ from headway_scheduler.index.chain import ChainIndex
 from headway_scheduler.index.fingerprint import FingerprintIndex
 from headway_scheduler.index.hashing import chain_of, identity_of
 from headway_scheduler.learning.cost_model import CostModel
-from headway_scheduler.learning.history import History, task_weight
+from headway_scheduler.learning.history import History
+from headway_scheduler.learning.timing import Flight
 
 __all__ = ["Booker"]
 
@@ -35,19 +36,35 @@ class Booker:
         *,
         fallbacks: int,
         max_index_blocks: int,
+        kv_quantile: float | None,
     ) -> None:
         self.routes = 0
         self._fleet, self._ledger, self._index, self._fingerprints = fleet, ledger, index, fingerprints
         self._costs, self._history, self._salts = costs, history, salts
+        self._kv_quantile = kv_quantile
         self._max_fallbacks, self._max_index_blocks = fallbacks, max_index_blocks
 
     def work(self, request: Request, owner: Owner, now: float) -> Work:
         """What is computed once for a request."""
         chain = chain_of(request, self._history.bytes_per_token(request.model), self._max_index_blocks)
-        output = self._history.expected_output(request.tenant, request.model, request.task_class, request.max_tokens)
+        history, model, task_class = self._history, request.model, request.task_class
+        output = history.expected_output(request.tenant, model, task_class, request.max_tokens)
+        kv_output = history.expected_output(request.tenant, model, task_class, request.max_tokens, self._kv_quantile)
         text_bytes = len(request.prompt.data) if isinstance(request.prompt, TextPrompt) else 0
         estimated = request.prompt_tokens + output
-        return Work(request, owner, identity_of(request), chain, now, output, estimated, text_bytes)
+        return Work(
+            request=request,
+            owner=owner,
+            identity=identity_of(request),
+            chain=chain,
+            submitted_at=now,
+            expected_output=output,
+            estimated_tokens=estimated,
+            kv_output=kv_output,
+            weight=history.weight(model, task_class),
+            uncapped_weight=history.weight(model, task_class, capped=False),
+            text_bytes=text_bytes,
+        )
 
     def reserve(self, work: Work, choice: Choice, now: float) -> Decision:
         """Give a request the chosen place."""
@@ -56,7 +73,7 @@ class Booker:
         queued_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3
         ttft = choice.predicted_ttft_ms
         predicted = queued_ms + prefill_ms if ttft is None else ttft
-        work.queue_was_empty = queued_ms == 0.0
+        work.flight = self._flight(work, slot, hit, now)
         matched = min(int(hit), max(0, request.prompt_tokens - 1))
         reservation = self._reservation(work, leg, predicted, expected_s, matched, now)
         work.request = replace(request, prompt=None)  # its prompt is in the chain now: keep no copy of it for hours
@@ -76,7 +93,10 @@ class Booker:
             self._index.match(work.chain, work.data).tokens(np.array([slot], np.int32), self._fleet.columns.capacity)[0]
         )
         leg, prefill_ms, _ = self._leg(work, slot, hit)
-        work.queue_was_empty = False  # the TTFT reported will hold the failed try too: nothing to learn from
+        if work.flight is not None:
+            self._costs.lost(work.flight, now)
+        # The TTFT reported will hold the failed try too: nothing to learn from.
+        work.flight = self._flight(work, slot, hit, now, usable=False)
         reservation.predicted_ttft_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3 + prefill_ms
         reservation.matched_tokens = min(int(hit), max(0, work.request.prompt_tokens - 1))
         self._ledger.move(reservation, [leg], now)
@@ -105,10 +125,10 @@ class Booker:
         leg, prefill_ms, expected_s = self._leg(work, endpoint.slot, float(matched))
         matched = min(matched, max(0, request.prompt_tokens - 1))
         reservation = self._reservation(work, leg, prefill_ms, expected_s, matched, now)
+        work.flight = self._flight(work, endpoint.slot, float(matched), now, usable=False)
         self._ledger.begin(reservation, now)
         self._remember(work, endpoint.slot)
-        weight = task_weight(request.task_class)
-        why = Why("", "", "", request.prompt_tokens, matched, prefill_ms, request.task_class, weight, candidates=1)
+        why = Why("", "", "", request.prompt_tokens, matched, prefill_ms, request.task_class, work.weight, candidates=1)
         work.decision = self._decision(reservation, work, endpoint.slot, (), why)
         return reservation
 
@@ -137,7 +157,7 @@ class Booker:
             matched_tokens=matched,
             predicted_ttft_ms=ttft_ms,
             task_class=request.task_class,
-            task_weight=task_weight(request.task_class),
+            task_weight=work.weight,
             candidates=len(choice.slots),
             held_ms=(now - work.submitted_at) * 1e3,
         )
@@ -171,14 +191,20 @@ class Booker:
         uncached = request.prompt_tokens - hit
         prefill_ms = self._costs.prefill_ms_at(slot, uncached, hit)
         booking = Booking(
-            weight_micro=round(task_weight(request.task_class) * 1e6),
+            weight_micro=round(work.weight * 1e6),
             prefill_us=round(prefill_ms * 1e3),
             prefill_tokens=round(uncached),
             context_tokens=round(request.prompt_tokens + work.expected_output / 2),
-            kv_tokens=round(work.estimated_tokens),
+            kv_tokens=round(request.prompt_tokens + work.kv_output),
+            uncapped_micro=round(work.uncapped_weight * 1e6),
         )
         expected_s = prefill_ms / 1e3 + work.expected_output * self._history.seconds_per_token(request.model)
         return Leg(slot, booking), prefill_ms, expected_s
+
+    def _flight(self, work: Work, slot: int, hit: float, now: float, *, usable: bool = True) -> Flight:
+        prompt_tokens = work.request.prompt_tokens
+        hit = min(hit, max(0.0, prompt_tokens - 1.0))
+        return self._costs.sent(slot, prompt_tokens - hit, hit, now, usable=usable)
 
     def _reservation(
         self, work: Work, leg: Leg, predicted_ttft_ms: float, expected_s: float, matched: int, now: float

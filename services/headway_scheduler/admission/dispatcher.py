@@ -40,7 +40,10 @@ _AGEING: Final = 0.3
 
 @dataclass(frozen=True, slots=True)
 class DispatcherConfig:
-    """Limits of a decision. Times in seconds; `time_scale` divides those that are the engines' own."""
+    """Limits of a decision. Times in seconds; `time_scale` divides those that are the engines' own.
+
+    `kv_quantile`: which of the answers of its kind a request's memory is booked for; None: the mean one.
+    """
 
     default_max_wait_s: float = 30.0
     deadline_margin_s: float = 0.1
@@ -48,6 +51,7 @@ class DispatcherConfig:
     holds_per_pass: int = 256
     fallbacks: int = 3
     max_index_blocks: int = 4096
+    kv_quantile: float | None = None
     time_scale: float = 1.0
 
 
@@ -88,6 +92,7 @@ class Dispatcher:
             salts,
             fallbacks=self.config.fallbacks,
             max_index_blocks=self.config.max_index_blocks,
+            kv_quantile=self.config.kv_quantile,
         )
         self._index = index
         self._random = random

@@ -8,6 +8,7 @@ from headway_scheduler.domain.request import Request, TextPrompt, TokensPrompt
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.index.hashing import Chain
+from headway_scheduler.learning.timing import Flight
 
 __all__ = ["Hold", "Holds", "Waiter", "Work"]
 
@@ -16,7 +17,9 @@ __all__ = ["Hold", "Holds", "Waiter", "Work"]
 class Work:
     """A request being decided, with what is computed once for it. Times: scheduler clock, seconds.
 
-    `identity` tells a retry from another request under the same id; None: not known. `ttft_ms` is as reported;
+    `identity` tells a retry from another request under the same id; None: not known. `kv_output` is the answer that
+    memory is kept for; `weight` and `uncapped_weight` are the task's, fixed here; `flight` is what the cost model
+    learns from; `ttft_ms` is as reported;
     `least_prefill_ms` is its prefill on the best candidate, as last priced;
     `urgent`: it has waited so long that it goes before all others of its priority;
     `patient`: it may be held at all.
@@ -29,10 +32,13 @@ class Work:
     submitted_at: float
     expected_output: float
     estimated_tokens: float
+    kv_output: float
+    weight: float
+    uncapped_weight: float
     text_bytes: int = 0
     fingerprint: int | None = None
     decision: Decision | None = None
-    queue_was_empty: bool = False
+    flight: Flight | None = None
     ttft_ms: float | None = None
     least_prefill_ms: float = 0.0
     urgent: bool = False

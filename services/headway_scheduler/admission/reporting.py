@@ -58,18 +58,12 @@ class Reporting:
     ) -> tuple[ReportStatus, str]:
         owner.sends_first_token = True
         first = self.dispatcher.ledger.first_token(reservation, now)
-        if first:
-            self._learn_ttft(reservation, report.ttft_ms)
-        return (ReportStatus.APPLIED if first else ReportStatus.DUPLICATE), ""
-
-    def _learn_ttft(self, reservation: Reservation, ttft_ms: float | None) -> None:
-        """Once a reservation, and only from those that met no queue: there the prediction is the prefill's alone."""
         work = reservation.attachment
-        if ttft_ms is None or not isinstance(work, Work) or work.ttft_ms is not None:
-            return
-        work.ttft_ms = ttft_ms
-        if work.queue_was_empty:
-            self.costs.observe(reservation.slot, reservation.predicted_ttft_ms or 0.0, ttft_ms)
+        if first and isinstance(work, Work):
+            work.ttft_ms = report.ttft_ms
+            if work.flight is not None:
+                self.costs.first_token(work.flight, report.ttft_ms, now)
+        return (ReportStatus.APPLIED if first else ReportStatus.DUPLICATE), ""
 
     def _served_by(self, reservation: Reservation, report: ServedBy, now: float) -> tuple[ReportStatus, str]:
         fleet = self.dispatcher.fleet
@@ -87,27 +81,33 @@ class Reporting:
     def _finished(self, reservation: Reservation, report: Finished, now: float) -> None:
         dispatcher, work, usage = self.dispatcher, reservation.attachment, report.usage
         endpoint = dispatcher.fleet.by_slot[reservation.slot]
+        succeeded = report.outcome is Outcome.SUCCESS
+        if succeeded and isinstance(work, Work):
+            self._learn(reservation, work, report, now)
         dispatcher.ledger.end(reservation, EndCause.REPORTED, now)
-        if report.outcome.is_endpoints_fault or report.outcome is Outcome.SUCCESS:
+        if report.outcome.is_endpoints_fault or succeeded:
             dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now)
         if not isinstance(work, Work):
             return
         used = (usage.prompt_tokens or reservation.prompt_tokens) + (usage.completion_tokens or 0.0)
         failed = report.outcome.is_endpoints_fault
         dispatcher.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0 if failed else used)
-        succeeded = report.outcome is Outcome.SUCCESS
         if succeeded or (report.outcome is Outcome.CANCELLED and usage.completion_tokens):
             self.record_usage(reservation.tenant, reservation.model, usage)
         if usage.completion_tokens and not failed:
             dispatcher.answered(work, reservation.slot, usage.completion_tokens)
-        if succeeded:
-            self._learn_ttft(reservation, report.ttft_ms)
-            self._learn_lengths(reservation, work, report)
 
-    def _learn_lengths(self, reservation: Reservation, work: Work, report: Finished) -> None:
-        usage, model = report.usage, reservation.model
+    def _learn(self, reservation: Reservation, work: Work, report: Finished, now: float) -> None:
+        """What a request that ended well teaches: the endpoint's speed, lengths of prompts and answers, and costs."""
+        usage, model, task_class = report.usage, reservation.model, reservation.task_class
+        ttft_ms = report.ttft_ms if work.ttft_ms is None else work.ttft_ms
+        if work.flight is not None:
+            self.costs.finished(work.flight, usage, ttft_ms, report.duration_ms, now)
         if usage.prompt_tokens and work.text_bytes:
             self.history.prompt_measured(model, work.text_bytes, usage.prompt_tokens)
         if usage.completion_tokens is not None and report.duration_ms is not None:
-            decode_s = (report.duration_ms - (work.ttft_ms or 0.0)) / 1e3
-            self.history.finished(reservation.tenant, model, reservation.task_class, usage.completion_tokens, decode_s)
+            decode_ms = report.duration_ms - (ttft_ms or 0.0)
+            self.history.finished(reservation.tenant, model, task_class, usage.completion_tokens, decode_ms / 1e3)
+            if ttft_ms is not None and work.flight is not None:
+                prefill_ms = self.costs.prefill_ms_at(reservation.slot, work.flight.uncached, work.flight.hit)
+                self.history.served(model, task_class, prefill_ms + max(0.0, decode_ms))

@@ -17,7 +17,15 @@ FloatColumn = npt.NDArray[np.float64]
 BoolColumn = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int32]
 
-BOOKED: Final = ("inflight", "weight_micro", "prefill_us", "prefill_tokens", "context_tokens", "kv_tokens")
+BOOKED: Final = (
+    "inflight",
+    "weight_micro",
+    "prefill_us",
+    "prefill_tokens",
+    "context_tokens",
+    "kv_tokens",
+    "uncapped_micro",
+)
 _INITIAL_CAPACITY: Final = 16
 
 
@@ -49,7 +57,7 @@ class Columns:
     inflight: IntColumn = field(default_factory=_ints)
     """Reservations not ended."""
     weight_micro: IntColumn = field(default_factory=_ints)
-    """Their task weights, in millionths."""
+    """Their task weights, 1 to 3 each, in millionths."""
     prefill_us: IntColumn = field(default_factory=_ints)
     """Predicted prefill not yet done, in microseconds."""
     prefill_tokens: IntColumn = field(default_factory=_ints)
@@ -58,6 +66,8 @@ class Columns:
     """Context of the requests in decode, in tokens."""
     kv_tokens: IntColumn = field(default_factory=_ints)
     """KV tokens the reservations will need: prompt and expected output."""
+    uncapped_micro: IntColumn = field(default_factory=_ints)
+    """Their task weights as learned, whatever they are, in millionths."""
 
     # Sampled: what telemetry says.
     external: FloatColumn = field(default_factory=_zeros)

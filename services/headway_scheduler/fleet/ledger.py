@@ -58,6 +58,7 @@ class Booking:
     prefill_tokens: int
     context_tokens: int
     kv_tokens: int
+    uncapped_micro: int = 0
 
 
 @dataclass(slots=True)
@@ -69,12 +70,12 @@ class Leg:
     role: EngineRole = EngineRole.BOTH
     prefilling: bool = True
 
-    def booked(self) -> tuple[int, int, int, int, int, int]:
+    def booked(self) -> tuple[int, int, int, int, int, int, int]:
         """What it adds now, in the order of columns.BOOKED."""
         b = self.booking
         if self.prefilling:
-            return (1, b.weight_micro, b.prefill_us, b.prefill_tokens, 0, b.kv_tokens)
-        return (1, b.weight_micro, 0, 0, b.context_tokens, b.kv_tokens)
+            return (1, b.weight_micro, b.prefill_us, b.prefill_tokens, 0, b.kv_tokens, b.uncapped_micro)
+        return (1, b.weight_micro, 0, 0, b.context_tokens, b.kv_tokens, b.uncapped_micro)
 
 
 @dataclass(slots=True, eq=False)
@@ -306,23 +307,25 @@ class Ledger:
 
     def _add(self, leg: Leg) -> None:
         c, slot = self._columns, leg.slot
-        count, weight, prefill_us, prefill_tokens, context, kv = leg.booked()
+        count, weight, prefill_us, prefill_tokens, context, kv, uncapped = leg.booked()
         c.inflight[slot] += count
         c.weight_micro[slot] += weight
         c.prefill_us[slot] += prefill_us
         c.prefill_tokens[slot] += prefill_tokens
         c.context_tokens[slot] += context
         c.kv_tokens[slot] += kv
+        c.uncapped_micro[slot] += uncapped
 
     def _subtract(self, leg: Leg) -> None:
         c, slot = self._columns, leg.slot
-        count, weight, prefill_us, prefill_tokens, context, kv = leg.booked()
+        count, weight, prefill_us, prefill_tokens, context, kv, uncapped = leg.booked()
         c.inflight[slot] -= count
         c.weight_micro[slot] -= weight
         c.prefill_us[slot] -= prefill_us
         c.prefill_tokens[slot] -= prefill_tokens
         c.context_tokens[slot] -= context
         c.kv_tokens[slot] -= kv
+        c.uncapped_micro[slot] -= uncapped
 
     def _decode(self, reservation: Reservation) -> None:
         for leg in reservation.legs:

@@ -1,25 +1,28 @@
-"""How long a prefill takes on each endpoint (FIELD.md section 1), from priors and from what was reported.
+"""How long work takes on each endpoint (FIELD.md section 1), from priors and from what was reported.
 
-The prior gives the shape; a factor per endpoint is learned from reported first-token times: the exponentially
-weighted mean of log(actual/predicted), for requests that met an empty prefill queue, where the two are comparable.
+`timing` turns reports into observations, an `Estimator` an endpoint turns those into coefficients, and the coefficients
+are written into the fleet's columns, where strategies read them.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
-from math import exp, log
 from typing import Final
 
 import msgspec
 import numpy as np
 
+from headway_scheduler.domain.report import Usage
 from headway_scheduler.fleet.columns import Columns, FloatColumn, Slots
+from headway_scheduler.learning.estimator import Estimate, Estimator
 from headway_scheduler.learning.priors import Coefficients
+from headway_scheduler.learning.timing import Flight, Observation, Timing
 
 __all__ = ["CostModel", "prefill_ms"]
 
-_RATE: Final = 0.05
-_OUTLIER: Final = 3.0
-"""Observations more than e^3 away from the prediction are a stall or a lost prior, and move the factor by this only."""
-_BOUND: Final = 4.0
+_FORMAT: Final = 1
+_MOST_KEPT: Final = 20_000
+_OVERHEAD_MS: Final = 5.0
+"""The unit of the data plane's own time: networks and proxies take a few milliseconds."""
 
 
 def prefill_ms(columns: Columns, slots: Slots, uncached: FloatColumn, hit: FloatColumn) -> FloatColumn:
@@ -33,40 +36,90 @@ def prefill_ms(columns: Columns, slots: Slots, uncached: FloatColumn, hit: Float
     return result
 
 
-class _Learned(msgspec.Struct):
-    log_factor: float = 0.0
-    observations: int = 0
+class _Saved(msgspec.Struct, frozen=True):
+    format: int
+    endpoints: dict[str, Estimate]
+
+
+@dataclass(slots=True)
+class _Installed:
+    """Who is on a slot: `engine` is the endpoint's id and its engine's name, `key` that and the engine's version."""
+
+    engine: str
+    key: str
+    prior: Coefficients
+    estimator: Estimator | None = None
 
 
 @dataclass(slots=True)
 class CostModel:
     """Writes the learned columns. `time_scale` divides every time: an emulated fleet may run faster than life.
 
-    State is kept per key, the endpoint's id with its engine's version, and survives restarts through `dump`.
+    What is learned is kept by endpoint and engine version and survives restarts through `dump`; without `learn`, the
+    priors stay.
     """
 
     columns: Columns
     time_scale: float = 1.0
-    _learned: dict[str, _Learned] = field(default_factory=dict)
-    _priors: dict[int, tuple[str, Coefficients]] = field(default_factory=dict)
+    learn: bool = True
+    _learned: OrderedDict[str, Estimator] = field(default_factory=OrderedDict)
+    _newest: dict[str, str] = field(default_factory=dict)
+    _installed: dict[int, _Installed] = field(default_factory=dict)
+    _timing: Timing = field(init=False)
 
-    def install(self, slot: int, key: str, prior: Coefficients) -> None:
-        """An endpoint took `slot`: write its coefficients."""
-        self._priors[slot] = (key, prior)
+    def __post_init__(self) -> None:
+        self._timing = Timing(self.columns, self.observe)
+
+    def install(self, slot: int, engine: str, version: str, prior: Coefficients) -> None:
+        """An endpoint took `slot`: write its coefficients. A new engine version starts from what the old one taught."""
+        found = _Installed(engine, f"{engine} {version.replace(' ', '_')}", prior)
+        before = self._installed.get(slot)
+        if before is None or before.key != found.key:
+            self._timing.forget(slot)
+        if self.learn:
+            found.estimator = self._known(found)
+        self._installed[slot] = found
         if np.isnan(self.columns.kv_capacity[slot]):
             self.columns.kv_capacity[slot] = prior.kv_tokens
         self._write(slot)
 
-    def observe(self, slot: int, predicted_ms: float, actual_ms: float) -> None:
-        """A request met an empty prefill queue on `slot` and took `actual_ms` to its first token."""
-        if slot not in self._priors or predicted_ms <= 0.0 or actual_ms <= 0.0:
+    # Requests
+
+    def sent(self, slot: int, uncached: float, hit: float, now: float, *, usable: bool = True) -> Flight:
+        """A request was given to `slot`; to be called before it is counted there. `usable`: was it sent just now?"""
+        if not self.learn:
+            return Flight(slot, now, uncached, hit, alone=False, usable=False)
+        return self._timing.sent(slot, uncached, hit, now, usable=usable)
+
+    def first_token(self, flight: Flight, ttft_ms: float | None, now: float) -> None:
+        """Its first token came."""
+        if ttft_ms is not None and self.learn:
+            self._timing.first_token(flight, ttft_ms, now)
+
+    def finished(
+        self, flight: Flight, usage: Usage, ttft_ms: float | None, duration_ms: float | None, now: float
+    ) -> None:
+        """It ended well."""
+        if self.learn:
+            tokens = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+            self._timing.finished(flight, now, ttft_ms, duration_ms, *tokens)
+
+    def lost(self, flight: Flight, now: float) -> None:
+        """It ended otherwise, or goes elsewhere."""
+        if self.learn:
+            self._timing.lost(flight, now)
+
+    def observe(self, slot: int, observation: Observation) -> None:
+        """So much work took so long on `slot`."""
+        installed = self._installed.get(slot)
+        if not self.learn or installed is None:
             return
-        learned = self._learned.setdefault(self._priors[slot][0], _Learned())
-        error = max(-_OUTLIER, min(_OUTLIER, log(actual_ms / predicted_ms)))
-        rate = max(_RATE, 1.0 / (learned.observations + 10))
-        learned.log_factor = max(-_BOUND, min(_BOUND, learned.log_factor + rate * error))
-        learned.observations += 1
-        self._write(slot)
+        estimator = installed.estimator
+        if estimator is None:
+            estimator = installed.estimator = Estimator(self._prior(installed))
+            self._keep(installed)
+        if estimator.observe(observation.amounts, observation.actual_ms, observation.noise_ms):
+            self._write(slot)
 
     def prefill_ms_at(self, slot: int, uncached: float, hit: float) -> float:
         """`prefill_ms` for one slot, in plain numbers."""
@@ -75,26 +128,63 @@ class CostModel:
         attention = float(c.pair_ms[slot]) * uncached * (hit + uncached / 2)
         return float(c.tok_ms[slot]) * uncached + attention + float(c.base_ms[slot]) * steps
 
-    def factor(self, slot: int) -> float:
-        """How much slower than its prior the endpoint is."""
-        learned = self._learned.get(self._priors[slot][0])
-        return 1.0 if learned is None else exp(learned.log_factor)
+    # State
 
     def dump(self) -> bytes:
         """The learned state, for the store."""
-        return msgspec.json.encode(self._learned)
+        kept = {key: estimator.save() for key, estimator in self._learned.items() if estimator.observations}
+        return msgspec.json.encode(_Saved(_FORMAT, kept))
 
     def restore(self, state: bytes) -> None:
-        """Take over a saved state."""
-        self._learned = msgspec.json.decode(state, type=dict[str, _Learned])
-        for slot in self._priors:
+        """Take over a saved state. Raises ValueError, and changes nothing, where it cannot be read."""
+        saved = msgspec.json.decode(state, type=_Saved)
+        if saved.format != _FORMAT:
+            raise ValueError(f"format {saved.format} is not {_FORMAT}")
+        self._learned = OrderedDict((key, Estimator.load(each)) for key, each in saved.endpoints.items())
+        if not self.learn:
+            return
+        self._newest = {_engine_of(key): key for key in self._learned}
+        for slot, installed in self._installed.items():
+            installed.estimator = self._known(installed)
             self._write(slot)
 
+    # Inside
+
+    def _prior(self, installed: _Installed) -> tuple[float, float, float, float, float]:
+        prior, scale = installed.prior, self.time_scale
+        return prior.tok_ms / scale, prior.base_ms / scale, prior.pair_ms / scale, prior.ctx_ms / scale, _OVERHEAD_MS
+
+    def _known(self, installed: _Installed) -> Estimator | None:
+        """What was learned there: of its version, else of the engine's latest other one. Of other hardware: nothing."""
+        found = self._learned.get(installed.key)
+        newest = self._learned.get(self._newest.get(installed.engine, ""))
+        if found is None and newest is not None:
+            found = Estimator.load(newest.save())
+            found.doubt()
+        if found is None or not np.allclose(found.prior, self._prior(installed), rtol=1e-6, atol=0.0):
+            return None
+        installed.estimator = found
+        self._keep(installed)
+        return found
+
+    def _keep(self, installed: _Installed) -> None:
+        """The version there now is the engine's newest. Beyond the limit, the one not seen for longest goes."""
+        if installed.estimator is not None:
+            self._learned[installed.key] = installed.estimator
+        self._learned.move_to_end(installed.key)
+        self._newest[installed.engine] = installed.key
+        while len(self._learned) > _MOST_KEPT:
+            oldest, _ = self._learned.popitem(last=False)
+            if self._newest.get(_engine_of(oldest)) == oldest:
+                del self._newest[_engine_of(oldest)]
+
     def _write(self, slot: int) -> None:
-        prior, c = self._priors[slot][1], self.columns
-        scale = self.factor(slot) / self.time_scale
-        c.tok_ms[slot] = prior.tok_ms * scale
-        c.base_ms[slot] = prior.base_ms * scale
-        c.pair_ms[slot] = prior.pair_ms * scale
-        c.ctx_ms[slot] = prior.ctx_ms * scale
-        c.budget_tokens[slot] = prior.budget_tokens
+        c, installed = self.columns, self._installed[slot]
+        estimator = installed.estimator
+        found = self._prior(installed) if estimator is None else estimator.coefficients
+        c.tok_ms[slot], c.base_ms[slot], c.pair_ms[slot], c.ctx_ms[slot], _ = found
+        c.budget_tokens[slot] = installed.prior.budget_tokens
+
+
+def _engine_of(key: str) -> str:
+    return key.rpartition(" ")[0]

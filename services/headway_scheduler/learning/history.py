@@ -1,4 +1,4 @@
-"""What requests turned out to cost: output lengths, durations and bytes a token, learned from reports."""
+"""What requests turned out to cost: output lengths, task weights, times and bytes a token, learned from reports."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -6,8 +6,11 @@ from typing import Final
 import msgspec
 
 from headway_scheduler.domain.request import TaskClass
+from headway_scheduler.learning.sketch import Sketch
 
 __all__ = ["SHORT_TOKENS", "History", "classify", "task_weight"]
+
+_FORMAT: Final = 1
 
 SHORT_TOKENS: Final = 64
 LONG_TOKENS: Final = 512
@@ -18,6 +21,12 @@ _EXPECTED_OUTPUT: Final = {TaskClass.SHORT: 32.0, TaskClass.CHAT: 256.0, TaskCla
 _RATE: Final = 0.05
 _BYTES_PER_TOKEN: Final = 4.0
 _SECONDS_PER_TOKEN: Final = 0.03
+_ENOUGH: Final = 50
+"""Requests of a class before its measured cost says anything of its weight."""
+_LOWEST_WEIGHT: Final = 1.0
+_HIGHEST_WEIGHT: Final = 3.0
+_ANYONE: Final = ""
+"""In a sketch's key: all tenants together, for those who have sent nothing of that class yet."""
 
 
 def classify(hint: TaskClass | None, max_tokens: int | None, prompt_tokens: int) -> TaskClass:
@@ -32,7 +41,7 @@ def classify(hint: TaskClass | None, max_tokens: int | None, prompt_tokens: int)
 
 
 def task_weight(task_class: TaskClass) -> float:
-    """How much one request of this class counts for: SHORT 1, CHAT 1.5, LONG 3."""
+    """How much one request of this class counts for before anything is known: SHORT 1, CHAT 1.5, LONG 3."""
     return _WEIGHTS[task_class]
 
 
@@ -46,23 +55,50 @@ class _Mean(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    outputs: dict[str, _Mean] = msgspec.field(default_factory=dict)
+    format: int = _FORMAT
+    outputs: dict[str, Sketch] = msgspec.field(default_factory=dict)
+    costs_ms: dict[str, _Mean] = msgspec.field(default_factory=dict)
     seconds_per_token: dict[str, _Mean] = msgspec.field(default_factory=dict)
     bytes_per_token: dict[str, _Mean] = msgspec.field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class History:
-    """Exponentially weighted means; `time_scale` divides the first guess of a token's time."""
+    """What was learned of requests; `time_scale` divides the first guess of a token's time.
+
+    Without `learn`, lengths and weights stay the hand-set ones.
+    """
 
     time_scale: float = 1.0
+    learn: bool = True
     _state: _State = field(default_factory=_State)
 
-    def expected_output(self, tenant: str, model: str, task_class: TaskClass, max_tokens: int | None) -> float:
-        """Output tokens to expect of such a request, never above its limit."""
-        mean = self._state.outputs.get(_key(tenant, model, task_class))
-        expected = _EXPECTED_OUTPUT[task_class] if mean is None else mean.value
+    def expected_output(
+        self, tenant: str, model: str, task_class: TaskClass, max_tokens: int | None, quantile: float | None = None
+    ) -> float:
+        """Output tokens to expect of such a request, on average or at a quantile; never above its limit."""
+        sketch = self._outputs(tenant, model, task_class)
+        if sketch is None:
+            expected = _EXPECTED_OUTPUT[task_class]
+        else:
+            expected = sketch.mean if quantile is None else sketch.quantile(quantile)
         return expected if max_tokens is None else min(expected, float(max_tokens))
+
+    def weight(self, model: str, task_class: TaskClass, *, capped: bool = True) -> float:
+        """How much one request of this class counts for: its mean cost over that of SHORT ones.
+
+        Before both are known from 50 requests: the hand-set one; from there on ever less of it, w = w_hand^(50/n) ·
+        w_learned^(1 - 50/n). `capped`: within the article's 1 to 3.
+        """
+        by_hand = _WEIGHTS[task_class]
+        own, short = (self._state.costs_ms.get(_class_key(model, each)) for each in (task_class, TaskClass.SHORT))
+        if not self.learn or own is None or short is None or min(own.count, short.count) <= _ENOUGH:
+            return by_hand
+        if own.value <= 0.0 or short.value <= 0.0:
+            return by_hand
+        share = _ENOUGH / min(own.count, short.count)
+        found = float(by_hand**share * (own.value / short.value) ** (1.0 - share))
+        return max(_LOWEST_WEIGHT, min(_HIGHEST_WEIGHT, found)) if capped else found
 
     def seconds_per_token(self, model: str) -> float:
         """Wall time a token of output takes."""
@@ -76,9 +112,15 @@ class History:
 
     def finished(self, tenant: str, model: str, task_class: TaskClass, output_tokens: int, seconds: float) -> None:
         """A request ended well."""
-        _mean(self._state.outputs, _key(tenant, model, task_class), output_tokens).add(output_tokens)
+        for whose in {tenant, _ANYONE}:
+            self._state.outputs.setdefault(_key(whose, model, task_class), Sketch()).add(float(max(0, output_tokens)))
         if output_tokens > 0 and seconds > 0:
             _mean(self._state.seconds_per_token, model, seconds / output_tokens).add(seconds / output_tokens)
+
+    def served(self, model: str, task_class: TaskClass, cost_ms: float) -> None:
+        """A request kept an engine busy so long, not counting what it waited."""
+        if cost_ms > 0.0:
+            _mean(self._state.costs_ms, _class_key(model, task_class), cost_ms).add(cost_ms)
 
     def prompt_measured(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
         """An engine told how many tokens a prompt of that many bytes was. Ratios beyond 1 to 16 are not believed."""
@@ -90,12 +132,30 @@ class History:
         return msgspec.json.encode(self._state)
 
     def restore(self, state: bytes) -> None:
-        """Take over a saved state."""
-        self._state = msgspec.json.decode(state, type=_State)
+        """Take over a saved state. Raises ValueError, and changes nothing, where it cannot be read."""
+        found = msgspec.json.decode(state, type=_State)
+        means = (*found.costs_ms.values(), *found.seconds_per_token.values(), *found.bytes_per_token.values())
+        if found.format != _FORMAT:
+            raise ValueError(f"format {found.format} is not {_FORMAT}")
+        if not all(sketch.is_sound() for sketch in found.outputs.values()):
+            raise ValueError("not a sketch")
+        if not all(mean.value > 0.0 and mean.count >= 0 for mean in means):
+            raise ValueError("not a mean of positive numbers")
+        self._state = found
+
+    def _outputs(self, tenant: str, model: str, task_class: TaskClass) -> Sketch | None:
+        if not self.learn:
+            return None
+        own = self._state.outputs.get(_key(tenant, model, task_class))
+        return own or self._state.outputs.get(_key(_ANYONE, model, task_class))
 
 
 def _key(tenant: str, model: str, task_class: TaskClass) -> str:
     return f"{tenant}\0{model}\0{task_class.value}"
+
+
+def _class_key(model: str, task_class: TaskClass) -> str:
+    return f"{model}\0{task_class.value}"
 
 
 def _mean(means: dict[str, _Mean], key: str, first: float) -> _Mean:

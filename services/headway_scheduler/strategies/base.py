@@ -104,8 +104,14 @@ class View:
 
     @property
     def weighted_inflight(self) -> FloatColumn:
-        """In flight, each counted by its task weight; those of others count 1."""
+        """In flight, each counted by its task weight, 1 to 3; those of others count 1."""
         found: FloatColumn = self._columns.weight_micro[self.slots] / 1e6 + self._columns.external[self.slots]
+        return found
+
+    @property
+    def uncapped_inflight(self) -> FloatColumn:
+        """In flight, each counted by its task weight as learned, however much; those of others count 1."""
+        found: FloatColumn = self._columns.uncapped_micro[self.slots] / 1e6 + self._columns.external[self.slots]
         return found
 
     @property

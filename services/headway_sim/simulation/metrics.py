@@ -69,11 +69,12 @@ class Measured:
     arrival_s: Samples
 
 
-def measure(run: Run) -> Measured:
-    """Reduce a run to what results need."""
-    done = [record for record in run.records if record.finished_ms is not None]
+def measure(run: Run, warmup_ms: float = 0.0) -> Measured:
+    """Reduce a run to what results need, without the requests that arrived in the first `warmup_ms`."""
+    records = [record for record in run.records if record.arrival_ms >= warmup_ms] if warmup_ms else run.records
+    done = [record for record in records if record.finished_ms is not None]
     refusals: dict[str, int] = {}
-    for record in run.records:
+    for record in records:
         if record.refused:
             refusals[record.refused] = refusals.get(record.refused, 0) + 1
     first = np.array([record.first_token_ms for record in done], np.float64)
@@ -81,13 +82,13 @@ def measure(run: Run) -> Measured:
     arrival = np.array([record.arrival_ms for record in done], np.float64)
     following = np.array([record.output_tokens - 1 for record in done], np.float64)
     several = following > 0
-    start_ms = min((record.arrival_ms for record in run.records), default=0.0)
+    start_ms = min((record.arrival_ms for record in records), default=0.0)
     return Measured(
         ttft_ms=first - arrival,
         tpot_ms=(last - first)[several] / following[several],
         e2e_ms=last - arrival,
         hold_ms=np.array([record.held_ms for record in done], np.float64),
-        requests=len(run.records),
+        requests=len(records),
         refusals=refusals,
         prompt_tokens=sum(record.prompt_tokens for record in done),
         cached_tokens=sum(record.cached_tokens for record in done),

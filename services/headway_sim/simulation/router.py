@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from headway_scheduler.admission.holds import Waiter
-from headway_scheduler.core import Core, CoreConfig
+from headway_scheduler.core import EVERYTHING, Core, CoreConfig, Learned
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import (
     Binding,
@@ -61,12 +61,19 @@ class Router:
         seed: int,
         max_wait_s: float,
         prior_error: float = 1.0,
+        learn: frozenset[Learned] = EVERYTHING,
     ) -> None:
         """`prior_error` > 1: every other endpoint is believed that much slower than it is, the others faster."""
         self._now_ms = 0.0
         self._pass_due = False
         self.core = Core(
-            CoreConfig(name="sim", epoch="0", seed=seed, max_wait_s=max_wait_s),
+            CoreConfig(
+                name="sim",
+                epoch="0",
+                seed=seed,
+                max_wait_s=max_wait_s,
+                learn=learn,
+            ),
             algorithms=algorithms,
             clock=lambda: self._now_ms / 1e3,
             timer=lambda: 0.0,  # a busy host must change no result
@@ -230,7 +237,7 @@ class Router:
                 pair_ms=believed.pair_ms * prior_error,
                 ctx_ms=believed.ctx_ms * prior_error,
             )
-            self.core.costs.install(endpoint.slot, f"{spec.id} {spec.engine} {spec.engine_version}", wrong)
+            self.core.costs.install(endpoint.slot, f"{endpoint.id} {spec.engine}", spec.engine_version, wrong)
 
 
 def _desired(policy: Policy, tenants: Mapping[str, Tenant]) -> DesiredState:

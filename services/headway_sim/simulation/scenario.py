@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from headway_scheduler.core import EVERYTHING, Learned
+
 from headway_sim.simulation.fleet import parse_fleet
 from headway_sim.simulation.jobs import SessionSource, Source, TraceSource
 from headway_sim.simulation.metrics import Measured, measure
@@ -26,7 +28,8 @@ class Scenario:
     """A trace or a workload, a fleet, and how the scheduler sees it. Small: workers load the rest themselves.
 
     `limit` keeps so many requests, after `skip` of a trace. `rate` scales arrivals. `waiting_limit` None: the
-    workload's own. `open_loop`: a closed loop's sessions arrive by themselves instead.
+    workload's own. `open_loop`: a closed loop's sessions arrive by themselves instead. What arrives in the first
+    `warmup_s` is served, but counts in no figure.
     """
 
     trace: Path | None = None
@@ -43,6 +46,8 @@ class Scenario:
     max_wait_s: float = 30.0
     waiting_limit: int | None = None
     prior_error: float = 1.0
+    learn: frozenset[Learned] = EVERYTHING
+    warmup_s: float = 0.0
     open_loop: bool = False
 
     def check(self) -> None:
@@ -61,6 +66,8 @@ class Scenario:
             raise ScenarioError("skip must not be negative")
         if self.telemetry_period_s < 0 or self.telemetry_delay_s < 0:
             raise ScenarioError("telemetry's period and delay must not be negative")
+        if self.warmup_s < 0:
+            raise ScenarioError("warmup must not be negative")
         if self.prior_error <= 0:
             raise ScenarioError("prior-error must be positive")
         parse_fleet(self.fleet, cache_scale=self.cache_scale)
@@ -98,6 +105,7 @@ class Scenario:
             waiting_limit=waiting_limit,
             max_wait_s=self.max_wait_s,
             prior_error=self.prior_error,
+            learn=self.learn,
             seed=seed,
             reordered=reordered,
         )
@@ -120,7 +128,8 @@ class Task:
 def run_task(task: Task, on_progress: OnProgress | None = None) -> Measured:
     """Run it here."""
     setup = task.scenario.setup(task.seed, reordered=task.reordered)
-    return measure(simulate(task.policy, catalogue(), task.scenario.source(), setup, on_progress))
+    run = simulate(task.policy, catalogue(), task.scenario.source(), setup, on_progress)
+    return measure(run, warmup_ms=task.scenario.warmup_s * 1e3)
 
 
 @cache

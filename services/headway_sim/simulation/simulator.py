@@ -13,7 +13,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Final
 
-from headway_scheduler.core import TICK_S
+from headway_scheduler.core import EVERYTHING, TICK_S, Learned
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.report import Outcome, Usage
 from headway_scheduler.errors import HeadwayError
@@ -45,7 +45,8 @@ class Setup:
     """What a run depends on beside its requests and its policy. Times in milliseconds unless named otherwise.
 
     A client hears an answer's end and sends what follows up to `turnaround_ms` later, evenly: networks are not in step
-    with engines. `telemetry_period_ms` 0: samples are as fresh as the decision. `prior_error`: see Router.
+    with engines. `telemetry_period_ms` 0: samples are as fresh as the decision. `prior_error`: see Router. `learn`: see
+    CoreConfig.
 
     `seed` is of the scheduler's random numbers, of the agents' phases, and of a jitter on arrivals within a
     millisecond, the resolution of traces (seed 0: none). `reordered` changes the order in which floats are added and
@@ -60,6 +61,7 @@ class Setup:
     max_wait_s: float = 30.0
     turnaround_ms: float = 20.0
     prior_error: float = 1.0
+    learn: frozenset[Learned] = EVERYTHING
     seed: int = 0
     reordered: bool = False
 
@@ -147,6 +149,7 @@ class _Simulation:
             seed=setup.seed,
             max_wait_s=setup.max_wait_s,
             prior_error=setup.prior_error,
+            learn=setup.learn,
         )
         self._engines: list[_EngineState] = []
         for number, each in enumerate(hardware):

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from fakes.rig import LONG, Rig, desired_state, spec
+from fakes.rig import CHAT, LONG, NO_USAGE, Rig, desired_state, spec
 from headway_scheduler.domain.desired import Binding, GpuGroup, Tenant
 from headway_scheduler.domain.report import Outcome, Progress, ReportStatus, Usage
 from headway_scheduler.errors import AllUnhealthy
@@ -188,21 +188,54 @@ class TestEjection:
 
 
 class TestLearning:
-    def test_a_first_token_teaches_the_endpoints_speed(self, rig):
-        slot = rig.slot(1)
+    def serve(self, rig, slower, usage=NO_USAGE, **request):
+        """A request whose first token takes `slower` times what was predicted, and that ends a second later."""
+        decision = rig.route(**request)
+        ttft_ms = decision.why.predicted_ttft_ms * slower
+        rig.clock.now += ttft_ms / 1e3
+        rig.first_token(decision, ttft_ms=ttft_ms)
+        rig.clock.now += 1.0
+        rig.finish(decision, usage=usage, duration_ms=ttft_ms + 1000.0)
+        return decision
+
+    def test_first_tokens_teach_the_endpoints_speed(self):
+        rig = Rig(desired_state("adaptive"))
+        (slot,) = rig.endpoints(1)
         before = rig.columns.tok_ms[slot]
-        decision = rig.route(prompt_tokens=1000)
-        rig.first_token(decision, ttft_ms=decision.why.predicted_ttft_ms * 2)
-        assert rig.columns.tok_ms[slot] > before
-        taught = rig.columns.tok_ms[slot]
-        rig.first_token(decision, ttft_ms=1e9)
-        assert rig.columns.tok_ms[slot] == taught, "once"
+        for _ in range(3):
+            self.serve(rig, 2.0, prompt_tokens=1000)
+        assert rig.columns.tok_ms[slot] > 1.3 * before
+
+    def test_the_first_of_two_counts(self):
+        rig, twice = Rig(desired_state("adaptive")), Rig(desired_state("adaptive"))
+        for each in (rig, twice):
+            each.endpoints(1)
+        for _ in range(3):
+            self.serve(rig, 2.0, prompt_tokens=1000)
+            decision = twice.route(prompt_tokens=1000)
+            ttft_ms = decision.why.predicted_ttft_ms * 2
+            twice.clock.now += ttft_ms / 1e3
+            twice.first_token(decision, ttft_ms=ttft_ms)
+            twice.clock.now += 1.0
+            twice.first_token(decision, ttft_ms=1e9)
+            twice.finish(decision, duration_ms=ttft_ms + 1000.0)
+        assert rig.scheduler.costs.dump() == twice.scheduler.costs.dump()
 
     def test_so_does_a_ttft_that_comes_with_the_end(self, rig):
         before = rig.columns.tok_ms[rig.slot(1)]
         decision = rig.route(prompt_tokens=1000)
+        rig.clock.now += 1.0
         rig.finish(decision, ttft_ms=decision.why.predicted_ttft_ms * 2)
         assert rig.columns.tok_ms[rig.slot(1)] > before
+
+    def test_costs_not_to_be_learned_stay(self):
+        rig = Rig(desired_state("adaptive"), learn_costs=False, learn_history=False)
+        (slot,) = rig.endpoints(1)
+        before = rig.columns.tok_ms[slot]
+        for _ in range(60):
+            self.serve(rig, 3.0, Usage(1000, 50, 0), prompt_tokens=1000)
+        assert rig.columns.tok_ms[slot] == before
+        assert rig.scheduler.history.expected_output("default", "m", CHAT, None) == 256
 
     def test_one_that_met_a_queue_teaches_nothing(self):
         rig = Rig(desired_state("adaptive"))
@@ -249,10 +282,8 @@ class TestLearning:
 
     def test_state_survives_a_restart(self, rig):
         for _ in range(30):
-            decision = rig.route(text="x" * 4000)
+            decision = self.serve(rig, 3.0, Usage(1300, 77, 0), text="x" * 4000)
             slot = rig.fleet.endpoints[decision.endpoint.spec.id].slot
-            rig.first_token(decision, ttft_ms=decision.why.predicted_ttft_ms * 3)
-            rig.finish(decision, usage=Usage(1300, 77, 0), duration_ms=5000.0)
         after = Rig(desired_state("adaptive"))
         after.scheduler.costs.restore(rig.scheduler.costs.dump())
         after.scheduler.history.restore(rig.scheduler.history.dump())

@@ -37,6 +37,13 @@ def test_run_takes_a_trace(tmp_path):
     assert json.loads(result.stdout)["policies"]["random"]["requests"] == 1
 
 
+def test_learning_can_be_switched_off_and_its_beginning_left_out():
+    options = ["--limit", "30", "--learn", "none", "--warmup", "5"]  # 20 sessions begin at once, the others later
+    result = called("run", *ARTICLE, *options, "--policies", "random", "-o", "json")
+    assert result.exit_code == 0, result.output
+    assert 0 < json.loads(result.stdout)["policies"]["random"]["requests"] < 30
+
+
 def test_goodput_prints_json():
     result = called("goodput", "--slo", "100000", *ARTICLE, "--policies", "round_robin", "-o", "json")
     assert result.exit_code == 0, result.output

@@ -45,6 +45,16 @@ def test_a_run_in_numbers():
     assert found.duration_s == pytest.approx(0.25)
 
 
+def test_what_arrives_during_the_warmup_counts_in_nothing():
+    early = Record(100.0, 50, 11, engine=0, first_token_ms=900.0, finished_ms=5000.0, cached_tokens=16)
+    refused = Record(200.0, 70, 5, refused="HOLD_EXPIRED")
+    late = Record(1000.0, 30, 11, engine=0, first_token_ms=1050.0, finished_ms=1250.0)
+    found = measure(Run([early, refused, late], Timeline(1, 1000.0, [0.0], [(1,)], [0.25]), 5000.0), warmup_ms=1000.0)
+    assert found.ttft_ms.tolist() == [50.0]
+    assert (found.requests, found.prompt_tokens, found.refusals) == (1, 30, {})
+    assert found.duration_s == pytest.approx(0.25)
+
+
 def test_an_answer_of_one_token_has_no_tpot():
     one = Record(0.0, 5, 1, first_token_ms=1.0, finished_ms=1.0)
     assert not len(measure(Run([one], Timeline(1, 1.0, [0.0], [(0,)], [0.0]), 1.0)).tpot_ms)

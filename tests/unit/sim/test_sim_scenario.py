@@ -55,6 +55,7 @@ def test_policies_that_cannot_be(text):
         {"workload": "article", "skip": 1},
         {"workload": "article", "telemetry_period_s": -1},
         {"workload": "article", "prior_error": 0},
+        {"workload": "article", "warmup_s": -1},
     ],
 )
 def test_scenarios_that_cannot_be(fields):

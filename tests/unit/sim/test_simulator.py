@@ -1,9 +1,12 @@
 """Small fleets, computed by hand: what the scheduler is told and when, and what clients then see."""
 
+import math
+import random
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from headway_scheduler.core import EVERYTHING
 from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
 from headway_scheduler.strategies.catalog import algorithms
 from headway_sim.engine import HARDWARE, Hardware
@@ -237,3 +240,14 @@ def test_timeline_stays_bounded():
     assert 1000 <= len(timeline.times_ms) <= 2000
     assert timeline.times_ms == sorted(timeline.times_ms)
     assert timeline.times_ms[-1] > 5000.0 * 1480
+
+
+@pytest.mark.parametrize(("learn", "right"), [(EVERYTHING, True), (frozenset(), False)])
+def test_predictions_become_right_whatever_was_believed(learn, right):
+    """Believed twice as fast or slow as they are; a light load, so that a TTFT is a prefill and little else."""
+    dice = random.Random(3)
+    jobs = lengths(*[(number * 400.0, dice.randrange(500, 6000), dice.randrange(20, 60)) for number in range(400)])
+    engines = (A100, HARDWARE["h100-8b"], A100)
+    records = run(jobs, "adaptive", engines, prior_error=2.0, learn=learn).records[200:]
+    errors = [abs(math.log(each.predicted_ttft_ms / (each.first_token_ms - each.arrival_ms))) for each in records]
+    assert (sorted(errors)[len(errors) // 2] < 0.15) is right
