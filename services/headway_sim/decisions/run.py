@@ -40,7 +40,7 @@ class Results:
     @property
     def table(self) -> list[Row]:
         """Every row, and those of all setups together."""
-        compared = {name: found.comparison for name, found in self.setups.items() if name not in ("article", OVERLOAD)}
+        compared = {name: found.comparison for name, found in self.setups.items() if name != OVERLOAD}
         together = [worst_regret(compared)] if compared else []
         return [*self.rows, *together, *([self._longest_hold()] if self.setups else [])]
 
