@@ -56,8 +56,8 @@ def decisions(
     if as_json:
         typer.echo(json.dumps(latest.document()["rows"], indent=1))
         return
-    typer.echo(markdown(latest.rows), nl=False)
+    typer.echo(markdown(latest.table), nl=False)
     if missing:
         typer.echo(f"Not run, for want of their traces: {', '.join(missing)}. Give --traces or HEADWAY_TRACES.")
-    if not all(row.met for row in latest.rows):
+    if not all(row.met for row in latest.table):
         console.print("Some rows are not met.")

@@ -51,7 +51,7 @@ def write(folder: Path, results: Results) -> None:
     """decisions.json, decisions.md and the pictures, over whatever an earlier run left."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "decisions.json").write_text(json.dumps(results.document(), indent=1) + "\n")
-    (folder / "decisions.md").write_text(markdown(results.rows))
+    (folder / "decisions.md").write_text(markdown(results.table))
     if results.setups:
         _ratios(folder / "decisions-ratios.png", results.setups)
         _holds(folder / "decisions-holds.png", results.setups)

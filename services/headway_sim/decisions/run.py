@@ -32,23 +32,22 @@ class Found:
 
 @dataclass(slots=True)
 class Results:
-    """The table so far, and what it came from."""
+    """What there is so far: a row for every judge of every setup, and what they were judged on."""
 
     rows: list[Row] = field(default_factory=list)
     setups: dict[str, Found] = field(default_factory=dict)
 
-    def finish(self) -> None:
-        """Add what is of all setups together."""
-        compared = {name: found.comparison for name, found in self.setups.items() if name not in ("article", OVERLOAD)}
-        if compared:
-            self.rows.append(worst_regret(compared))
-        if self.setups:
-            self.rows.append(self._longest_hold())
+    @property
+    def table(self) -> list[Row]:
+        """Every row, and those of all setups together."""
+        compared = {name: found.comparison for name, found in self.setups.items() if name != OVERLOAD}
+        together = [worst_regret(compared)] if compared else []
+        return [*self.rows, *together, *([self._longest_hold()] if self.setups else [])]
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "rows": [dataclasses.asdict(row) for row in self.table],
             "setups": {
                 name: {"rate": found.rate, **found.comparison.document()} for name, found in self.setups.items()
             },
@@ -79,7 +78,6 @@ def measure(setups: Sequence[Setup], *, with_goodput: bool, run: Runner, on_chan
         sessions = Scenario(workload="article", open_loop=True)
         chosen = parse_policies(f"{BASELINE},{LMETRIC},{FAVOURITE}")
         results.rows.append(goodput(GOODPUT, find_goodputs(sessions, chosen, GOODPUT_MS, run)))
-    results.finish()
     on_change(results)
 
 

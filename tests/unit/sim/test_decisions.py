@@ -141,15 +141,17 @@ class TestRun:
                     capacity_share=0.5, policies="round_robin,lmetric,adaptive")  # fmt: skip
         kept = []
         measure(
-            [one, two], with_goodput=False, run=in_this_process, on_change=lambda found: kept.append(len(found.rows))
+            [one, two],
+            with_goodput=False,
+            run=in_this_process,
+            on_change=lambda found: kept.append((len(found.rows), len(found.table))),
         )
-        assert kept == [3, 4, 6]
+        assert kept == [(3, 5), (4, 6), (4, 6)]
 
     def test_a_hold_beyond_what_calls_allow_is_not_bounded(self):
         for longest, met in ((30_050.0, True), (30_051.0, False)):
             results = Results(setups={"article": Found(1.0, compared(adaptive=1.0), np.array([5.0, longest]))})
-            results.finish()
-            assert [row.met for row in results.rows] == [met]
+            assert [row.met for row in results.table] == [met]
 
     def test_written(self, tmp_path):
         found = compared(adaptive=90.0, lmetric=100.0, round_robin=300.0)
