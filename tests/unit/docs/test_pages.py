@@ -1,6 +1,7 @@
 """The pages say what the code says: every setting, strategy and parameter, and no link leads nowhere."""
 
 import re
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,17 @@ def test_every_strategy_has_a_page_with_its_parameters(name: str) -> None:
     assert set(told) == set(parameters)
     for parameter, field in parameters.items():
         default, range_told, meaning = told[parameter]
+        assert meaning
+        if isinstance(field.default, StrEnum):
+            assert (default, range_told.split(", ")) == (
+                field.default.value,
+                [each.value for each in type(field.default)],
+            )
+            continue
         assert float(default) == field.default
         limits = {type(limit).__name__.lower(): limit for limit in field.metadata}
         low, high = range_told.replace(",", "").split(" to ")
         assert (float(low), float(high)) == (limits["ge"].ge, limits["le"].le)
-        assert meaning
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
