@@ -45,7 +45,8 @@ class Backoff:
     """How long to wait before the next try, in seconds."""
 
     base_s: float = 0.5
-    max_s: float = 30.0
+    max_s: float = 2.0
+    """Below the time that a restarted scheduler waits for its agents (its `settle_s`, 5 s)."""
     refused_s: float = 60.0
     steady_s: float = 10.0
     """A stream that lasted so long was a good one: count from the beginning again."""

@@ -60,7 +60,11 @@ class Gateway:
         self._draining = False
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except OSError:  # the port is taken
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -21,17 +21,14 @@ def main() -> None:
         settings = load_settings(arguments.config)
     except ConfigError as error:
         sys.exit(f"headway-gateway: the configuration is wrong:\n{error}")
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
+    stamp, level = structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level
+    trace, line = structlog.processors.format_exc_info, structlog.processors.JSONRenderer()
+    structlog.configure([level, stamp, trace, line], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings))
+        try:
+            runner.run(serve(settings))
+        except OSError as error:
+            sys.exit(f"headway-gateway: port {settings.port}: {error.strerror or error}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,13 @@ def postgres() -> Iterator[EmbeddedPostgres]:
 
 
 @pytest.fixture
+def postgres_dir() -> Iterator[Path]:
+    """A folder for a server of the test's own. Not tmp_path: pytest closes its parent to the user that Postgres is."""
+    with tempfile.TemporaryDirectory(prefix="hw-pg-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
 def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
     """A fresh migrated database."""
     name = create_database(postgres, f"test_{next(_numbers)}", template=_TEMPLATE)

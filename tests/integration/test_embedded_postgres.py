@@ -13,8 +13,8 @@ from fakes.postgres import FAST, connect
 from headway_scheduler.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 
 
-def test_it_keeps_its_data_across_restarts(tmp_path: Path) -> None:
-    server = EmbeddedPostgres(tmp_path, settings=FAST)
+def test_it_keeps_its_data_across_restarts(postgres_dir: Path) -> None:
+    server = EmbeddedPostgres(postgres_dir, settings=FAST)
     with connect(server.start()) as connection:
         connection.execute("CREATE TABLE kept (n int)")
         assert (connection.execute("SHOW listen_addresses").fetchone() or ("",))[0] == ""
@@ -25,9 +25,9 @@ def test_it_keeps_its_data_across_restarts(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_a_second_one_uses_the_first_and_leaves_it_running(tmp_path: Path) -> None:
-    first = EmbeddedPostgres(tmp_path, settings=FAST)
-    second = EmbeddedPostgres(tmp_path)
+def test_a_second_one_uses_the_first_and_leaves_it_running(postgres_dir: Path) -> None:
+    first = EmbeddedPostgres(postgres_dir, settings=FAST)
+    second = EmbeddedPostgres(postgres_dir)
     first.start()
     assert second.start() == first.url
     assert second.pid is None
@@ -39,22 +39,22 @@ def test_a_second_one_uses_the_first_and_leaves_it_running(tmp_path: Path) -> No
         connect(first.url)
 
 
-def test_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
-    server = EmbeddedPostgres(tmp_path / ("long" * 30), settings=FAST)
+def test_a_long_path_gets_a_short_socket(postgres_dir: Path) -> None:
+    server = EmbeddedPostgres(postgres_dir / ("long" * 30), settings=FAST)
     with connect(server.start()) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
     server.stop()
 
 
-def test_it_says_why_it_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_why_it_does_not_start(postgres_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway_scheduler.store.embedded._RELAUNCH_FOR_S", 0.0)
-    server = EmbeddedPostgres(tmp_path, settings={"shared_buffers": "nonsense"})
+    server = EmbeddedPostgres(postgres_dir, settings={"shared_buffers": "nonsense"})
     with pytest.raises(EmbeddedPostgresError, match="shared_buffers"):
         server.start()
 
 
 @pytest.mark.parametrize("last_signal", [signal.SIGKILL, signal.SIGTERM])
-def test_it_dies_with_the_process_that_started_it(tmp_path: Path, last_signal: signal.Signals) -> None:
+def test_it_dies_with_the_process_that_started_it(postgres_dir: Path, last_signal: signal.Signals) -> None:
     program = (
         "import sys, time; from pathlib import Path;"
         "from headway_scheduler.store.embedded import EmbeddedPostgres;"
@@ -62,7 +62,7 @@ def test_it_dies_with_the_process_that_started_it(tmp_path: Path, last_signal: s
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", program, str(postgres_dir)], stdout=subprocess.PIPE, text=True, env=environment
     ) as parent:
         assert parent.stdout is not None
         lines = iter(parent.stdout.readline, "")

@@ -22,8 +22,8 @@ WRITE = Write("tester", "Test")
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
-    made = EmbeddedPostgres(tmp_path, settings=FAST)
+def server(postgres_dir: Path) -> Iterator[EmbeddedPostgres]:
+    made = EmbeddedPostgres(postgres_dir, settings=FAST)
     migrate.upgrade(made.start())
     yield made
     made.stop()
@@ -99,8 +99,8 @@ async def _until_answered(store: PostgresStore) -> None:
                 return
 
 
-async def test_a_store_may_be_made_before_postgres_runs(tmp_path: Path) -> None:
-    server = EmbeddedPostgres(tmp_path, settings=FAST)
+async def test_a_store_may_be_made_before_postgres_runs(postgres_dir: Path) -> None:
+    server = EmbeddedPostgres(postgres_dir, settings=FAST)
     store = PostgresStore(server.url)
     with pytest.raises(StoreDown):
         await store.load()

@@ -1,10 +1,8 @@
 """Child processes of the local stack: started, watched, and never left behind."""
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +13,6 @@ from headway_cli.errors import CliError
 
 __all__ = ["LocalStackError", "Process", "wait_for"]
 
-_PR_SET_PDEATHSIG: Final = 1
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.02
 _TAIL_LINES: Final = 15
@@ -40,17 +37,19 @@ class Process:
 
     def start(self) -> None:
         """Start it; of the caller's HEADWAY_ settings it inherits none."""
+        # Only here: the command line must work where the scheduler is not installed.
+        from headway_scheduler.store.child import dying_with_parent
+
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("HEADWAY_")}
         with self.log.open("ab") as output:
             self._child = subprocess.Popen(  # noqa: S603  # our own programs
-                self.command,
+                dying_with_parent(self.command, signal.SIGKILL),
                 env={**inherited, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 # A Ctrl-C at the terminal is ours to handle: children are stopped in order.
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
             )
 
     @property
@@ -114,15 +113,3 @@ def wait_for(what: str, condition: Callable[[], bool], timeout_s: float, process
             logs = "\n".join(f"{process.name}:\n{process.log_tail()}" for process in processes)
             raise LocalStackError(f"{what}: not within {timeout_s:.0f} s\n{logs}")
         time.sleep(_POLL_S)
-
-
-def _end_with_parent() -> Callable[[], None] | None:
-    """What a child runs before its program: ask the kernel for SIGKILL should its parent die."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-    return ask

@@ -65,20 +65,20 @@ class Database:
     async def read(self, work: Work[T]) -> T:
         """Run `work` on one consistent snapshot, and write nothing."""
 
-        async def attempt() -> T:
+        async def attempt(_given_up: asyncio.Event) -> T:
             async with self._engine.connect() as connection:
                 await connection.execution_options(isolation_level="REPEATABLE READ")
                 return await work(connection)
 
-        return await self._within_deadline(attempt, finish=True)
+        return await self._within_deadline(attempt)
 
     async def write(self, work: Work[T], *, keep: bool = True) -> T:
         """Run `work` in a transaction: committed if `keep` and it raises nothing."""
 
-        async def attempt() -> T:
+        async def attempt(given_up: asyncio.Event) -> T:
             async with self._engine.connect() as connection:
                 result = await work(connection)
-                if keep:
+                if keep and not given_up.is_set():
                     await connection.commit()
                 return result
 
@@ -94,19 +94,18 @@ class Database:
         await asyncio.gather(*abandoned, return_exceptions=True)
         await self._engine.dispose()
 
-    async def _within_deadline(self, attempt: Callable[[], Awaitable[T]], *, finish: bool = False) -> T:
+    async def _within_deadline(self, attempt: Callable[[asyncio.Event], Awaitable[T]]) -> T:
         # A stopped Postgres answers neither the statement nor its cancellation, so the caller does not wait for the
         # task to end: it is cancelled and left behind.
-        task: asyncio.Task[T] = asyncio.ensure_future(_as_coroutine(attempt))
+        given_up = asyncio.Event()
+        task: asyncio.Task[T] = asyncio.ensure_future(_as_coroutine(attempt, given_up))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
-            # Cancelled while it takes a connection out of the pool, it would never put it back: a read, which changes
-            # nothing, may end by itself.
-            if finish:
-                self._leave(task)
-            else:
-                self._abandon(task)
+            # Cancelled while it takes a connection out of the pool, it would never put it back: it may end by itself,
+            # and commits nothing that it has not begun to commit.
+            given_up.set()
+            self._leave(task)
             raise
         if not done:
             self._abandon(task)
@@ -142,8 +141,8 @@ class Database:
         return StoreDown(message, retry_after_s=RETRY_AFTER_S)
 
 
-async def _as_coroutine(attempt: Callable[[], Awaitable[T]]) -> T:
-    return await attempt()
+async def _as_coroutine(attempt: Callable[[asyncio.Event], Awaitable[T]], given_up: asyncio.Event) -> T:
+    return await attempt(given_up)
 
 
 def _is_unreachable(error: Exception) -> bool:

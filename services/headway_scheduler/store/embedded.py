@@ -3,17 +3,15 @@
 It listens on a unix socket that only this user reaches, and dies with the process that started it.
 """
 
-import ctypes
 import hashlib
 import importlib.util
 import os
 import pwd
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +19,8 @@ from typing import Final
 import psycopg
 import structlog
 from psycopg import sql
+
+from headway_scheduler.store.child import dying_with_parent
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError"]
 
@@ -32,7 +32,6 @@ _RELAUNCH_FOR_S: Final = 5.0
 _STOP_TIMEOUT_S: Final = 10.0
 _POLL_S: Final = 0.05
 _LONGEST_SOCKET_PATH: Final = 100  # the kernel's limit is 107 bytes
-_PR_SET_PDEATHSIG: Final = 1
 
 log = structlog.get_logger(__name__)
 
@@ -163,19 +162,16 @@ class EmbeddedPostgres:
 
     def _spawn(self, binaries: Path) -> subprocess.Popen[bytes]:
         settings = [part for key, value in self._settings.items() for part in ("-c", f"{key}={value}")]
-        user, group = self._user_and_group()
+        command = [str(binaries / "postgres"), "-D", str(self._data), "-k", str(self._sockets), "-h", "", *settings]
+        account = (self._account.uid, self._account.gid) if self._account else None
         with self._log_path().open("ab") as output:
             return subprocess.Popen(  # noqa: S603 -- our own binary and arguments
-                [str(binaries / "postgres"), "-D", str(self._data), "-k", str(self._sockets), "-h", "", *settings],
+                dying_with_parent(command, signal.SIGINT, account),  # SIGINT: Postgres's fast shutdown
                 cwd=self._data,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                user=user,
-                group=group,
-                extra_groups=self._groups(),
                 start_new_session=True,  # Ctrl-C is for us: we drain first and stop it last
-                preexec_fn=_die_with_parent(),  # one system call, its library loaded beforehand
             )
 
     def _answers(self) -> bool:
@@ -249,15 +245,3 @@ def _let_through(path: Path) -> None:
             directory.chmod(mode | 0o001)
     if path.is_dir() and not path.stat().st_mode & 0o001:
         path.chmod(path.stat().st_mode | 0o001)
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """What the child runs before Postgres: ask the kernel for a fast shutdown should its parent die."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGINT))
-
-    return ask

@@ -164,8 +164,8 @@ class TestDrain:
 
 class TestPostgresAway:
     @pytest.fixture
-    def postgres_of_its_own(self, tmp_path):
-        server = EmbeddedPostgres(tmp_path, settings=FAST)
+    def postgres_of_its_own(self, postgres_dir):
+        server = EmbeddedPostgres(postgres_dir, settings=FAST)
         migrate.upgrade(server.start())
         yield server
         server.stop()
