@@ -6,7 +6,7 @@ What they need beyond the command line (engines, embedded Postgres, plots) is im
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,11 +16,13 @@ from rich.console import Console
 
 from headway_cli.command import command
 from headway_cli.errors import NotInstalled
+from headway_cli.local.processes import Process
 from headway_cli.session import Session
 
 __all__ = ["add_local_commands"]
 
 _EXTRA: Final = "local"
+_WATCH_S: Final = 0.5
 
 DataDir = Annotated[
     Path | None,
@@ -88,9 +90,18 @@ def _up(
         console.print(f"metrics    http://127.0.0.1:{stack.http_port}/metrics")
         console.print(f"logs       {stack.run_dir}")
         console.print("Ctrl-C stops everything.")
-        while not stopped.wait(0.5):
-            for process in stack.processes:
-                process.check()
+        told: set[str] = set()
+        while not stopped.wait(_WATCH_S):
+            for line in _newly_ended(stack.processes, told):
+                console.print(line, soft_wrap=True, markup=False)
+
+
+def _newly_ended(processes: Sequence[Process], told: set[str]) -> Iterator[str]:
+    """A line for each that has ended and is not among the names `told`, which it joins."""
+    for process in processes:
+        if process.name not in told and not process.running:
+            told.add(process.name)
+            yield f"{process.name} ended with status {process.status}; its log is at {process.log}"
 
 
 def _demo(
