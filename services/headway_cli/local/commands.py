@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
+import grpc
 import typer
 from rich.console import Console
 
 from headway_cli.command import command
-from headway_cli.errors import NotInstalled
+from headway_cli.errors import NotInstalled, from_rpc
 from headway_cli.local.processes import Process
 from headway_cli.session import Session
 
@@ -84,7 +85,7 @@ def _up(
     stopped = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: stopped.set())
-    with LocalStack(options) as stack:
+    with _calls_told(), LocalStack(options) as stack:
         console.print(f"gateway    {stack.gateway_url}/v1   model {model}, no key needed")
         console.print(f"scheduler  {stack.scheduler_address}   gRPC, for `headway` and data planes")
         console.print(f"metrics    http://127.0.0.1:{stack.http_port}/metrics")
@@ -121,7 +122,7 @@ def _demo(
 
     workload = ArticleWorkload(sessions=sessions, turns=turns, concurrency=concurrency, output_tokens=output_tokens)
     flip = ArticleWorkload(sessions=30, turns=4, output_tokens=200, seed=2)
-    with _directory(data_dir) as directory:
+    with _calls_told(), _directory(data_dir) as directory:
         options = DemoOptions(directory, out, speedup, workload, flip)
         status = run_demo(options, session, Console(stderr=True))
     raise typer.Exit(status)
@@ -141,7 +142,7 @@ def _replay(
     with _installed():
         from headway_cli.local.replay import ReplayOptions, run_replay
 
-    with _directory(data_dir) as directory:
+    with _calls_told(), _directory(data_dir) as directory:
         options = ReplayOptions(directory, trace, limit, rate, strategy, engines, hardware, speedup)
         status = run_replay(options, session, Console(stderr=True))
     raise typer.Exit(status)
@@ -154,6 +155,15 @@ def _installed() -> Iterator[None]:
         yield
     except ImportError as error:
         raise NotInstalled(error, _EXTRA) from None
+
+
+@contextmanager
+def _calls_told() -> Iterator[None]:
+    """Say what a call to the stack's scheduler was refused for."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc(error, "the local stack") from None
 
 
 @contextmanager
