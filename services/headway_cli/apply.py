@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from headway.admin.v1 import admin_pb2
 
 from headway_cli.client import Client
 from headway_cli.command import command
 from headway_cli.documents import Document, exported, parse_documents, to_document
-from headway_cli.errors import CliError, FileProblems, Problem, UsageProblem
+from headway_cli.errors import CliError, FileProblems, Problem, Refusals, Unreachable, UsageProblem
 from headway_cli.messages import Plain
 from headway_cli.output import print_plain, print_text
 from headway_cli.plan import Action, Verb, live_resources, plan
@@ -36,6 +37,7 @@ _FUTURE: Final = {
 }
 _SIGNS: Final = {Verb.CREATE: "+", Verb.UPDATE: "~", Verb.DELETE: "-"}
 _MISSING: Final = frozenset({"UNKNOWN_RESOURCE", "UNKNOWN_TENANT", "UNKNOWN_MODEL"})
+_SCOPE: Final = frozenset({"tenant", "model", "gpu_group", "shadow"})
 
 
 def add_file_commands(app: typer.Typer) -> None:
@@ -67,10 +69,10 @@ def _apply(
     results: list[dict[str, Plain]] = []
     with session.client() as client:
         actions = plan(documents, live_resources(client), prune=prune)
-        coming = {action.message.name for action in actions if action.verb is Verb.CREATE}
+        _check(client, actions)
         try:
             for action in actions:
-                token = _perform(client, action, coming if dry_run else None)
+                token = "" if dry_run else _perform(client, action)
                 results.append(_result(action, dry_run, token))
                 if session.output is Output.TABLE:
                     print_text(_line(action, dry_run, token))
@@ -131,22 +133,71 @@ def _read(files: list[str]) -> list[Document]:
     return documents
 
 
-def _perform(client: Client, action: Action, coming: set[str] | None) -> str:
-    """Do it, or with `coming` only have it checked; returns a new credential's token. Names the place in errors.
+def _check(client: Client, actions: list[Action]) -> None:
+    """Have the scheduler check every change, and write none. Raises what it refuses, all of it.
 
-    A check fails for want of what the same file creates; that is no fault, so what is `coming` is forgiven.
+    Each change is checked alone. One that is refused only for want of what the same file does before it is no fault.
     """
-    check = coming is not None
+    coming = {action.message.name for action in actions if action.verb is Verb.CREATE}
+    updated: dict[str, Action] = {}
+    refused = []
+    for action in actions:
+        try:
+            _perform(client, action, validate_only=True)
+        except CliError as error:
+            if isinstance(error, Unreachable) or error.retry_after_s is not None:
+                raise  # the scheduler's state, not the file's fault
+            if not (_comes(error, coming) or _makes_room(error, action, updated)):
+                refused.append(error)
+        if action.verb is Verb.UPDATE:
+            updated[action.message.name] = action
+    if len(refused) == 1:
+        raise refused[0]
+    if refused:
+        raise Refusals(refused)
+
+
+def _comes(error: CliError, coming: set[str]) -> bool:
+    """Is it refused for want of what the file creates?"""
+    return error.reason in _MISSING and error.facts.get("resource") in coming
+
+
+def _makes_room(error: CliError, action: Action, updated: dict[str, Action]) -> bool:
+    """Is what stands in the way among what the file updates before?"""
+    message = action.message
+    if action.kind.name == "Binding" and error.reason == "IN_USE":
+        # Another tenant's binding to the group, which is dedicated; a dedicated one bears no other of any mode.
+        holder = updated.get(error.facts.get("user", ""))
+        return message.mode != admin_pb2.BINDING_MODE_DEDICATED and holder is not None and "mode" in holder.changes
+    if action.kind.name == "StrategyBinding" and error.reason == "IN_USE":
+        # Another one has the scope; the scheduler does not say which.
+        others = (other for other in updated.values() if other.kind is action.kind)
+        return error.facts.get("resource") != message.name and any(_SCOPE & other.changes.keys() for other in others)
+    if action.kind.name == "Model" and (
+        error.reason == "DUPLICATE_NAME" or error.facts.get("field", "").startswith("model.aliases[")
+    ):
+        names = {message.name.partition("/")[2], *message.aliases}
+        aliases = (other.changes.get("aliases") for other in updated.values() if other.kind is action.kind)
+        given_up = (set(_items(change.live)) - set(_items(change.file)) for change in aliases if change)
+        return any(names & dropped for dropped in given_up)
+    return False
+
+
+def _items(value: Plain) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []
+
+
+def _perform(client: Client, action: Action, *, validate_only: bool = False) -> str:
+    """Do it, or only have it checked; returns a new credential's token. Names the place in errors."""
     try:
         if action.verb is Verb.CREATE:
-            return str(getattr(client.create(action.kind, action.message, validate_only=check), "token", ""))
+            response = client.create(action.kind, action.message, validate_only=validate_only)
+            return str(getattr(response, "token", ""))
         if action.verb is Verb.UPDATE:
-            client.update(action.kind, action.message, list(action.changes), validate_only=check)
-        if action.verb is Verb.DELETE and not check:
+            client.update(action.kind, action.message, list(action.changes), validate_only=validate_only)
+        if action.verb is Verb.DELETE and not validate_only:
             client.delete(action.kind, action.message.name, etag=action.message.etag)
     except CliError as error:
-        if coming and error.reason in _MISSING and error.facts.get("resource") in coming:
-            return ""
         error.message = f"{action.place or 'prune'}: {action.message.name}: {error.message}"
         raise
     return ""

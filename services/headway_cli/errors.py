@@ -17,6 +17,7 @@ __all__ = [
     "FileProblems",
     "NotInstalled",
     "Problem",
+    "Refusals",
     "Unreachable",
     "UsageProblem",
     "from_rpc",
@@ -122,6 +123,22 @@ class FileProblems(CliError):
         """With each problem's parts."""
         problems = [{"place": p.place, "subject": p.subject, "field": p.field, "text": p.text} for p in self.problems]
         return {"reason": self.reason, "message": self.message, "problems": problems}
+
+
+class Refusals(CliError):
+    """Everything that the scheduler refuses of a file, all at once; reason and message are the first one's."""
+
+    def __init__(self, errors: Sequence[CliError]) -> None:
+        super().__init__(errors[0].reason, errors[0].message, facts=errors[0].facts)
+        self.errors = tuple(errors)
+
+    def lines(self) -> Sequence[str]:
+        """One a line."""
+        return [line for error in self.errors for line in error.lines()]
+
+    def as_plain(self) -> dict[str, Any]:  # JSON
+        """With each refusal."""
+        return {**super().as_plain(), "problems": [error.as_plain() for error in self.errors]}
 
 
 def from_rpc(error: Any, scheduler: str) -> CliError:  # a grpc.RpcError: also a grpc.Call, which its stubs do not say

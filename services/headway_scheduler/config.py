@@ -7,14 +7,17 @@ import socket
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 from headway_scheduler.bootstrap import Bootstrap, read_bootstrap
 
 __all__ = ["Config", "ConfigError", "load"]
 
 _PREFIX: Final = "HEADWAY_SCHEDULER_"
+_POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
 
 class ConfigError(Exception):
@@ -82,6 +85,18 @@ class Config(BaseSettings):
     def credentials_required(self) -> bool:
         """Must every call carry a credential?"""
         return not self.on_loopback if self.require_credentials is None else self.require_credentials
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database_url(cls, value: str) -> str:
+        try:
+            backend = make_url(value).get_backend_name() if value else "postgresql"
+        except (ArgumentError, ValueError):
+            backend = ""
+        if backend not in _POSTGRES:
+            # The value is not repeated: it may hold a password.
+            raise ValueError("must be a URL like postgresql://user@host/database")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:

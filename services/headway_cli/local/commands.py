@@ -6,21 +6,24 @@ What they need beyond the command line (engines, embedded Postgres, plots) is im
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
+import grpc
 import typer
 from rich.console import Console
 
 from headway_cli.command import command
-from headway_cli.errors import NotInstalled
+from headway_cli.errors import NotInstalled, from_rpc
+from headway_cli.local.processes import Process
 from headway_cli.session import Session
 
 __all__ = ["add_local_commands"]
 
 _EXTRA: Final = "local"
+_WATCH_S: Final = 0.5
 
 DataDir = Annotated[
     Path | None,
@@ -82,15 +85,24 @@ def _up(
     stopped = threading.Event()
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: stopped.set())
-    with LocalStack(options) as stack:
+    with _calls_told(), LocalStack(options) as stack:
         console.print(f"gateway    {stack.gateway_url}/v1   model {model}, no key needed")
         console.print(f"scheduler  {stack.scheduler_address}   gRPC, for `headway` and data planes")
         console.print(f"metrics    http://127.0.0.1:{stack.http_port}/metrics")
         console.print(f"logs       {stack.run_dir}")
         console.print("Ctrl-C stops everything.")
-        while not stopped.wait(0.5):
-            for process in stack.processes:
-                process.check()
+        told: set[str] = set()
+        while not stopped.wait(_WATCH_S):
+            for line in _newly_ended(stack.processes, told):
+                console.print(line, soft_wrap=True, markup=False)
+
+
+def _newly_ended(processes: Sequence[Process], told: set[str]) -> Iterator[str]:
+    """A line for each that has ended and is not among the names `told`, which it joins."""
+    for process in processes:
+        if process.name not in told and not process.running:
+            told.add(process.name)
+            yield f"{process.name} ended with status {process.status}; its log is at {process.log}"
 
 
 def _demo(
@@ -110,7 +122,7 @@ def _demo(
 
     workload = ArticleWorkload(sessions=sessions, turns=turns, concurrency=concurrency, output_tokens=output_tokens)
     flip = ArticleWorkload(sessions=30, turns=4, output_tokens=200, seed=2)
-    with _directory(data_dir) as directory:
+    with _calls_told(), _directory(data_dir) as directory:
         options = DemoOptions(directory, out, speedup, workload, flip)
         status = run_demo(options, session, Console(stderr=True))
     raise typer.Exit(status)
@@ -130,7 +142,7 @@ def _replay(
     with _installed():
         from headway_cli.local.replay import ReplayOptions, run_replay
 
-    with _directory(data_dir) as directory:
+    with _calls_told(), _directory(data_dir) as directory:
         options = ReplayOptions(directory, trace, limit, rate, strategy, engines, hardware, speedup)
         status = run_replay(options, session, Console(stderr=True))
     raise typer.Exit(status)
@@ -143,6 +155,15 @@ def _installed() -> Iterator[None]:
         yield
     except ImportError as error:
         raise NotInstalled(error, _EXTRA) from None
+
+
+@contextmanager
+def _calls_told() -> Iterator[None]:
+    """Say what a call to the stack's scheduler was refused for."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc(error, "the local stack") from None
 
 
 @contextmanager

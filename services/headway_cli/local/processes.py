@@ -64,11 +64,15 @@ class Process:
         """Is it alive?"""
         return self._child is not None and self._child.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """What it ended with, a signal as a negative number; None if it was not started or is alive."""
+        return None if self._child is None else self._child.poll()
+
     def check(self) -> None:
         """Raise LocalStackError if it has died."""
         if not self.running:
-            status = None if self._child is None else self._child.returncode
-            raise LocalStackError(f"{self.name} ended with status {status}:\n{self.log_tail()}")
+            raise LocalStackError(f"{self.name} ended with status {self.status}:\n{self.log_tail()}")
 
     def signal(self, signum: int) -> None:
         """Send a signal, if it is alive."""

@@ -1,5 +1,6 @@
 """The whole of Headway on this machine, as real processes: Postgres, scheduler, engines, agents, gateway."""
 
+import fcntl
 import json
 import shutil
 import sys
@@ -84,9 +85,10 @@ class LocalStack:
         self._closers = ExitStack()
 
     def __enter__(self) -> Self:
-        shutil.rmtree(self.run_dir, ignore_errors=True)
-        self.run_dir.mkdir(parents=True)
         with ExitStack() as closers:
+            self._lock(closers)
+            shutil.rmtree(self.run_dir, ignore_errors=True)
+            self.run_dir.mkdir(parents=True)
             self.database_url = self._start_postgres(closers)
             closers.callback(self.stop)
             self._start_engines()
@@ -156,6 +158,17 @@ class LocalStack:
                 process.join()
 
     # Starting
+
+    def _lock(self, closers: ExitStack) -> None:
+        """Keep every other stack out of `data_dir` until this one has stopped; the file itself stays."""
+        directory = self.options.data_dir
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = closers.enter_context((directory / "up.lock").open("ab"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"another stack runs in {directory}; stop it, or give another --data-dir"
+            raise LocalStackError(message) from None
 
     def _start_postgres(self, closers: ExitStack) -> str:
         # Only here: the command line must work where the scheduler is not installed.

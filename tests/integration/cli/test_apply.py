@@ -110,13 +110,48 @@ def test_pruning_deletes_what_the_file_does_not_name_of_the_kinds_it_names(headw
     assert headway.text("diff", "-f", file, "--prune") == ""
 
 
-def test_a_refusal_midway_names_the_place_and_a_second_try_goes_on(headway, write):
+def test_what_the_scheduler_refuses_is_told_all_at_once_and_nothing_is_applied(headway, write):
+    file = write(
+        "kind: Tenant\nname: acme\n---\nkind: Binding\nname: acme/none\n---\n"
+        "kind: Strategy\nname: s\nalgorithm: gpu_aware\nparameters: {charm: 1}\n"
+    )
+    for dry_run in ([], ["--dry-run"]):
+        result = headway.run("apply", "-f", file, *dry_run, code=1)
+        assert result.stdout == ""
+        missing, charm = result.stderr.splitlines()
+        assert missing.startswith("error: UNKNOWN_RESOURCE: ")
+        assert "fleet.yaml:4: tenants/acme/bindings/none: " in missing
+        assert charm.startswith("error: INVALID_FIELD: ")
+        assert "fleet.yaml:7: strategies/s: strategy.parameters.charm" in charm
+    problems = json.loads(headway.error("apply", "-f", file, "-o", "json"))["error"]["problems"]
+    assert [problem["reason"] for problem in problems] == ["UNKNOWN_RESOURCE", "INVALID_FIELD"]
+    assert len(headway.json("tenants", "list")) == 1
     file = write("kind: Tenant\nname: acme\n---\nkind: Binding\nname: acme/none\n")
-    result = headway.run("apply", "-f", file, code=1)
-    assert result.stdout == "tenants/acme created\n"
-    assert "fleet.yaml:4: tenants/acme/bindings/none: " in result.stderr
+    assert headway.error("apply", "-f", file).count("\n") == 1
     headway.run("groups", "create", "none")
-    assert headway.text("apply", "-f", file) == "tenants/acme unchanged\ntenants/acme/bindings/none created\n"
+    assert headway.text("apply", "-f", file) == "tenants/acme created\ntenants/acme/bindings/none created\n"
+
+
+def test_a_change_that_one_before_it_makes_room_for_is_applied(headway, write):
+    """Alone, each second change would be refused: IN_USE."""
+    headway.run("groups", "create", "gold")
+    for tenant in ("acme", "globex"):
+        headway.run("tenants", "create", tenant)
+    before = (
+        "kind: Binding\nname: acme/gold\nmode: {}\n---\nkind: Binding\nname: globex/{}\nmode: {}\n---\n"
+        "kind: StrategyBinding\nname: a\nstrategy: adaptive\ntenant: {}\n---\n"
+        "kind: StrategyBinding\nname: b\nstrategy: adaptive\ntenant: {}\n---\n"
+        "kind: Model\nname: a\naliases: {}\n---\nkind: Model\nname: b\naliases: {}\n"
+    )
+    headway.run("groups", "create", "other")
+    headway.run("apply", "-f", write(before.format("dedicated", "other", "shared", "acme", "globex", "[x]", "[]")))
+    headway.run("tenants", "create", "third")
+    file = write(before.format("shared", "gold", "dedicated", "third", "acme", "[]", "[x]"))
+    assert headway.text("apply", "-f", file, code=1) == ""  # dedicated means alone, whatever acme's becomes
+    said = headway.text("apply", "-f", write(before.format("shared", "gold", "shared", "third", "acme", "[]", "[x]")))
+    assert said.startswith("models/a updated (aliases)\nmodels/b updated (aliases)\n")
+    assert "tenants/globex/bindings/gold created\n" in said
+    assert said.endswith("strategyBindings/a updated (tenant)\nstrategyBindings/b updated (tenant)\n")
 
 
 def test_a_change_in_between_is_not_overwritten(headway, write, monkeypatch):

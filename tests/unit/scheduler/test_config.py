@@ -63,3 +63,19 @@ def test_beyond_loopback_credentials_are_required(environment):
 
 def test_ipv6_loopback():
     assert Config(listen="[::1]:1", listen_http="localhost:1").on_loopback
+
+
+@pytest.mark.parametrize("url", ["garbage", "mysql://u:secret@h/x", "postgresql://u:secret@h:port/x", "host=h user=u"])
+def test_a_database_url_that_is_none_of_postgres_is_a_problem_and_not_repeated(environment, url):
+    (line,) = problems(environment, HEADWAY_DATABASE_URL=url)
+    assert line.startswith("HEADWAY_DATABASE_URL: ")
+    assert line.endswith("must be a URL like postgresql://user@host/database")
+    assert "secret" not in line
+
+
+@pytest.mark.parametrize(
+    "url", ["", "postgresql://u@h/x", "postgresql+psycopg://u@/x?host=/run", "postgres://u@h/x", "postgresql://x"]
+)
+def test_a_database_url_of_postgres(environment, url):
+    environment(HEADWAY_DATABASE_URL=url)
+    assert load().database_url == url
