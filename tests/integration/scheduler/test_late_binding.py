@@ -42,9 +42,16 @@ async def test_a_unary_call_and_one_on_a_stream_wait_and_are_served_in_turn(serv
     await served.finish(answer)
 
 
-async def test_what_may_not_wait_is_refused_with_a_time_to_come_back(served):
-    refusal = await refused(served.route("now", max_wait=Duration()))
-    assert (refusal.reason, refusal.code.name) == ("SATURATED", "RESOURCE_EXHAUSTED")
+async def test_what_may_not_wait_is_bound_at_once(served):
+    answer = await served.route("now", max_wait=Duration())
+    assert answer.reservation_id in served.reservations
+
+
+async def test_a_hold_that_ends_in_vain_says_when_to_come_back(served):
+    short = Duration()
+    short.FromMilliseconds(50)
+    refusal = await refused(served.route("soon", text=OVER_THE_WINDOW, max_wait=short))
+    assert (refusal.reason, refusal.code.name) == ("HOLD_EXPIRED", "RESOURCE_EXHAUSTED")
     assert refusal.retry_s > 0
 
 
