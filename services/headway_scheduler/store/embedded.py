@@ -144,6 +144,8 @@ class EmbeddedPostgres:
     def _launch(self, binaries: Path) -> None:
         begun = time.monotonic()
         while True:
+            if self._process is not None:
+                self._process.poll()  # one that was killed is reaped, or its pid would still look like a server's
             process = self._spawn(binaries)
             while process.poll() is None:
                 if self._answers():
