@@ -15,7 +15,7 @@ if uid:
     os.setgid(int(gid))
     os.setuid(int(uid))
 ctypes.CDLL(None).prctl(1, int(signum), 0, 0, 0)
-os.execv(command[0], command)
+os.execvp(command[0], command)
 """
 """Becomes another user, then asks for the signal (a change of user takes it back), then becomes the program."""
 
@@ -25,7 +25,7 @@ def dying_with_parent(
 ) -> list[str]:
     """`command`, run as `account` (uid, gid), to which the kernel sends `signum` should its parent die.
 
-    The first word must be a path. A launcher of its own rather than code run in the forked child: a process with
+    A launcher of its own rather than code run in the forked child: a process with
     threads may do nothing but exec after its fork.
     """
     uid, gid = ("", "") if account is None else map(str, account)
