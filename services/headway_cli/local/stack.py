@@ -293,11 +293,19 @@ class LocalStack:
         wait_for("gateway is ready", self._gateway_ready, _START_S, self.processes)
 
     def _gateway_ready(self) -> bool:
+        """Has the gateway heard of engines for everyone? Only then can it go on without a scheduler."""
+        keys = [tenant.key for tenant in self.options.tenants] or [""]
+        return all(self._offers_model(key) for key in keys)
+
+    def _offers_model(self, key: str) -> bool:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        request = urllib.request.Request(f"{self.gateway_url}/v1/models", headers=headers)  # noqa: S310
         try:
-            with urllib.request.urlopen(f"{self.gateway_url}/ready", timeout=5) as response:  # noqa: S310
-                return bool(response.status == 200)
+            with urllib.request.urlopen(request, timeout=5) as response:  # noqa: S310
+                listed = json.load(response)["data"]
         except (urllib.error.URLError, OSError):
             return False
+        return self.options.model in [model["id"] for model in listed]
 
     def _configured(self, program: str, name: str, config: dict[str, Any]) -> Process:
         path = self.run_dir / f"{name}.json"
