@@ -13,12 +13,13 @@ import structlog
 from aiohttp import web
 from headway.routing.v1 import routing_pb2 as pb
 from headway_client import ClientOptions, HeadwayClient, RouteRefused
+from headway_openai.body import Api, parse_body
+from headway_openai.errors import ApiError
 from prometheus_client import generate_latest
 
-from headway_gateway.body import Api, parse_body
 from headway_gateway.config import SYSTEM_ROOTS, GatewaySettings
 from headway_gateway.engines import Engines
-from headway_gateway.errors import ApiError, from_refusal, to_response
+from headway_gateway.errors import from_refusal, to_response
 from headway_gateway.identity import Identities
 from headway_gateway.metrics import GatewayMetrics
 from headway_gateway.proxy import Ask, Proxy

@@ -3,8 +3,9 @@
 import hashlib
 from collections.abc import Mapping
 
+from headway_openai.errors import ApiError
+
 from headway_gateway.config import GatewaySettings
-from headway_gateway.errors import ApiError
 
 __all__ = ["TENANT_HEADER", "Identities"]
 

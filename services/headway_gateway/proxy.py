@@ -12,14 +12,14 @@ from aiohttp import web
 from google.protobuf.duration_pb2 import Duration
 from headway.routing.v1 import routing_pb2 as pb
 from headway_client import HeadwayClient, Reservation
+from headway_openai.body import Api, ParsedBody, forwarded_body
+from headway_openai.errors import ApiError, error_event
+from headway_openai.sse import EventStream, Usage, parse_usage
 
-from headway_gateway.body import Api, ParsedBody, forwarded_body
 from headway_gateway.budget import RetryBudget
 from headway_gateway.config import GatewaySettings
 from headway_gateway.engines import Answer, EngineError, Engines, failure_of
-from headway_gateway.errors import ApiError, error_event
 from headway_gateway.metrics import GatewayMetrics
-from headway_gateway.sse import EventStream, Usage, parse_usage
 
 __all__ = ["Ask", "Proxy"]
 

@@ -17,7 +17,7 @@ from headway_scheduler.bootstrap import create_missing
 from headway_scheduler.config import Config
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.http import HttpServer
-from headway_scheduler.rpc.server import GrpcServer
+from headway_scheduler.server import GrpcServer
 from headway_scheduler.store.embedded import EmbeddedPostgres
 from headway_scheduler.store.migrate import upgrade
 from headway_scheduler.store.postgres import PostgresStore

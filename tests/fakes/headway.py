@@ -16,7 +16,7 @@ from headway.telemetry.v1.telemetry_pb2_grpc import TelemetryStub
 from headway_cli.app import build
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
-from headway_scheduler.rpc.server import GrpcServer
+from headway_scheduler.server import GrpcServer
 from headway_scheduler.store.postgres import PostgresStore
 from typer.testing import CliRunner, Result
 

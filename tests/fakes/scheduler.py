@@ -16,7 +16,7 @@ from headway.telemetry.v1 import telemetry_pb2 as tpb
 from headway.telemetry.v1 import telemetry_pb2_grpc
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
-from headway_scheduler.rpc.server import GrpcServer
+from headway_scheduler.server import GrpcServer
 from headway_scheduler.store.postgres import PostgresStore
 
 BIG = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]

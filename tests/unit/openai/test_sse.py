@@ -3,7 +3,7 @@
 import json
 from itertools import pairwise
 
-from headway_gateway.sse import EventStream, parse_usage
+from headway_openai.sse import EventStream, parse_usage
 from hypothesis import given
 from hypothesis import strategies as st
 

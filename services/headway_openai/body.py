@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from headway.routing.v1 import routing_pb2 as pb
 
-from headway_gateway.errors import ApiError
+from headway_openai.errors import ApiError
 
 __all__ = ["Api", "ParsedBody", "forwarded_body", "parse_body"]
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 from headway.routing.v1 import routing_pb2 as pb
-from headway_gateway.body import forwarded_body, parse_body
-from headway_gateway.errors import ApiError
+from headway_openai.body import forwarded_body, parse_body
+from headway_openai.errors import ApiError
 
 
 def chat(**fields: object) -> bytes:
