@@ -12,7 +12,8 @@ from headway_openai.errors import ApiError
 
 __all__ = ["Api", "ParsedBody", "forwarded_body", "parse_body"]
 
-Api = Literal["chat/completions", "completions", "embeddings"]
+Api = Literal["chat/completions", "completions", "embeddings", "other"]
+"""What follows `/v1/`; of `other` only the model is read."""
 
 _U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -62,12 +63,18 @@ class _Embedding(msgspec.Struct):
     input: msgspec.Raw
 
 
+class _Other(msgspec.Struct):
+    model: _Name
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedBody:
-    """What the gateway needs to know of a body. `route` holds model, prompt, limits and hint."""
+    """What a data plane needs to know of a body. `route` holds model, prompt, limits and hint."""
 
     raw: bytes
     route: pb.RouteRequest
+    model: str
+    """As the body has it: `route` may come to ask for another one."""
     stream: bool
     wants_usage: bool
     """Whether the client asked for the usage chunk itself."""
@@ -83,14 +90,17 @@ def parse_body(api: Api, raw: bytes) -> ParsedBody:
         raise ApiError(400, "invalid_json", "the body is not valid JSON", reason="INVALID_ARGUMENT") from None
 
 
-def forwarded_body(parsed: ParsedBody, model: str, cache_salt: str) -> bytes:
-    """Return the body for the engine: the client's own bytes, or with exactly these values changed."""
+def forwarded_body(parsed: ParsedBody, model: str, cache_salt: str, *, include_usage: bool = True) -> bytes:
+    """Return the body for the engine: the client's own bytes, or with exactly these values changed.
+
+    `include_usage`: have streams end with their usage, also where the client did not ask for it.
+    """
     changes: dict[str, object] = {}
-    if parsed.stream and not parsed.wants_usage:
+    if include_usage and parsed.stream and not parsed.wants_usage:
         changes["stream_options"] = {"include_usage": True}
     if cache_salt:
         changes["cache_salt"] = cache_salt
-    if model != parsed.route.model:
+    if model != parsed.model:
         changes["model"] = model
     if not changes:
         return parsed.raw
@@ -111,26 +121,32 @@ def _parse_chat(raw: bytes) -> ParsedBody:
     route = pb.RouteRequest(
         model=body.model, chat=pb.ChatPrompt(messages=messages, tools=_text(body.tools)), max_tokens=limit
     )
-    return ParsedBody(raw, route, bool(body.stream), _wants_usage(body))
+    return ParsedBody(raw, route, body.model, bool(body.stream), _wants_usage(body))
 
 
 def _parse_completion(raw: bytes) -> ParsedBody:
     body = _COMPLETION.decode(raw)
     route = pb.RouteRequest(model=body.model, max_tokens=body.max_tokens)
     _set_prompt(route, bytes(body.prompt), "prompt")
-    return ParsedBody(raw, route, bool(body.stream), _wants_usage(body))
+    return ParsedBody(raw, route, body.model, bool(body.stream), _wants_usage(body))
 
 
 def _parse_embedding(raw: bytes) -> ParsedBody:
     body = _EMBEDDING.decode(raw)
     route = pb.RouteRequest(model=body.model, task_hint=pb.TASK_HINT_SHORT)
     _set_prompt(route, bytes(body.input), "input")
-    return ParsedBody(raw, route, stream=False, wants_usage=False)
+    return ParsedBody(raw, route, body.model, stream=False, wants_usage=False)
+
+
+def _parse_other(raw: bytes) -> ParsedBody:
+    body = _OTHER.decode(raw)
+    return ParsedBody(raw, pb.RouteRequest(model=body.model), body.model, stream=False, wants_usage=True)
 
 
 _CHAT = msgspec.json.Decoder(_Chat)
 _COMPLETION = msgspec.json.Decoder(_Completion)
 _EMBEDDING = msgspec.json.Decoder(_Embedding)
+_OTHER = msgspec.json.Decoder(_Other)
 _PART = msgspec.json.Decoder(_Part)
 _TEXTS = msgspec.json.Decoder(str | list[str])
 _TOKENS = msgspec.json.Decoder(list[_TokenId])
@@ -139,6 +155,7 @@ _PARSERS: dict[Api, Callable[[bytes], ParsedBody]] = {
     "chat/completions": _parse_chat,
     "completions": _parse_completion,
     "embeddings": _parse_embedding,
+    "other": _parse_other,
 }
 
 

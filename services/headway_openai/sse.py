@@ -95,6 +95,11 @@ class EventStream:
             self.failed = True
         return data
 
+    def rest(self) -> bytes:
+        """Return what came after the last whole event: the stream ended within one."""
+        rest, self._carry = self._carry, b""
+        return rest
+
     def _look_for_content(self, data: bytes) -> None:
         for event in _split(data):
             chunk = _parse(event)

@@ -117,3 +117,19 @@ def test_usage_is_asked_for_unless_the_client_did(options: object) -> None:
     assert json.loads(forwarded_body(parsed, "m", ""))["stream_options"] == {"include_usage": True}
     asked = parse_body("chat/completions", chat(stream=True, stream_options={"include_usage": True}))
     assert asked.wants_usage and forwarded_body(asked, "m", "") is asked.raw
+
+
+def test_of_another_api_only_the_model_is_read() -> None:
+    parsed = parse_body("other", b'{"input": {"any": "thing"}, "max_tokens": "?", "model": "m"}')
+    assert (parsed.model, parsed.route, parsed.stream) == ("m", pb.RouteRequest(model="m"), False)
+    with pytest.raises(ApiError) as refused:
+        parse_body("other", b'{"input": 1}')
+    assert refused.value.param == "model"
+
+
+def test_what_changes_is_told_by_the_bodys_own_model_and_the_usage_can_be_left_alone() -> None:
+    parsed = parse_body("chat/completions", chat(stream=True))
+    parsed.route.model = "rewritten"
+    assert forwarded_body(parsed, "m", "", include_usage=False) == parsed.raw
+    assert json.loads(forwarded_body(parsed, "served", "", include_usage=False))["model"] == "served"
+    assert "stream_options" not in json.loads(forwarded_body(parsed, "served", "", include_usage=False))

@@ -82,3 +82,10 @@ def test_usage_of_a_whole_answer() -> None:
     assert usage is not None
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (5, None, 4)
     assert parse_usage(b"<html>") is None
+
+
+def test_what_follows_the_last_whole_event_is_not_lost() -> None:
+    events = EventStream(strip_usage=False)
+    assert events.feed(content("a") + b'data: {"cho') == content("a")
+    assert events.rest() == b'data: {"cho'
+    assert events.rest() == b""
