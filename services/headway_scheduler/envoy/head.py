@@ -1,0 +1,119 @@
+"""A request's headers: what they ask for, what of it counts, and what must not reach the engine."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from headway.routing.v1 import routing_pb2
+from headway_openai.body import Api
+
+from headway_scheduler.envoy.plane import Control, Plane
+from headway_scheduler.errors import InvalidField, NoEndpoints
+
+__all__ = ["DESTINATION", "Head", "read_head", "subset_hint"]
+
+DESTINATION: Final = "x-gateway-destination-endpoint"
+"""Where the request shall go: `ip:port`, or several in the order of preference."""
+
+_SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
+_SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
+_STRIPPED: Final = (DESTINATION, "x-gateway-inference-", "x-gateway-model-name-rewrite", "x-slo-", "x-llm-d-")
+_MAX_SESSION: Final = 256
+_APIS: Final[dict[str, Api]] = {
+    "/v1/chat/completions": "chat/completions",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+}
+_PRIORITIES: Final = {
+    "critical": routing_pb2.PRIORITY_CRITICAL,
+    "standard": routing_pb2.PRIORITY_STANDARD,
+    "best-effort": routing_pb2.PRIORITY_BEST_EFFORT,
+    "sheddable": routing_pb2.PRIORITY_BEST_EFFORT,
+}
+
+
+@dataclass(slots=True)
+class Head:
+    """Headers by name, as the last of each name has them, and the names of those to strip."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    strip: list[str] = field(default_factory=list)
+
+    @property
+    def api(self) -> Api:
+        """Which API the path belongs to."""
+        return _APIS.get(self.values.get(":path", "").partition("?")[0], "other")
+
+    def apply(self, route: routing_pb2.RouteRequest, plane: Plane) -> None:
+        """Complete what the body asks for by what the plane says, and the headers that it trusts.
+
+        Raises InvalidField naming the header.
+        """
+        route.tenant = plane.tenant
+        session = self.values.get("x-headway-session")
+        if session:
+            route.session_id = session[:_MAX_SESSION]
+        if not self.strip or not plane.trusts:
+            return
+        if tenant := self._control(plane, Control.FAIRNESS_ID, "inference-fairness-id"):
+            route.tenant = tenant
+        if model := self._control(plane, Control.MODEL_NAME_REWRITE, "model-name-rewrite"):
+            route.model = model
+        if objective := self._control(plane, Control.OBJECTIVE, "inference-objective"):
+            route.priority = _PRIORITIES.get(objective, routing_pb2.PRIORITY_UNSPECIFIED)
+        if ttft := self._control(plane, Control.SLO, "slo-ttft-ms"):
+            route.ttft_objective.FromNanoseconds(_nanoseconds("slo-ttft-ms", ttft))
+        if tpot := self._control(plane, Control.SLO, "slo-tpot-ms"):
+            route.tpot_objective.FromNanoseconds(_nanoseconds("slo-tpot-ms", tpot))
+
+    def _control(self, plane: Plane, control: Control, name: str) -> str:
+        if control not in plane.trusts:
+            return ""
+        own = f"x-{name}" if control is Control.SLO else f"x-gateway-{name}"
+        return self.values.get(own) or self.values.get(f"x-llm-d-{name}", "")
+
+
+def read_head(message: pb.HttpHeaders) -> Head:
+    """Read the headers of one message."""
+    head = Head()
+    values = head.values
+    for each in message.headers.headers:
+        key = each.key
+        values[key] = each.raw_value.decode("utf-8", "replace") if each.raw_value else each.value
+        if key.startswith(_STRIPPED):
+            head.strip.append(key)
+    return head
+
+
+def subset_hint(metadata: base_pb2.Metadata) -> list[str] | None:
+    """The endpoints (`ip:port` or `ip`) that the plane allows; None: it does not limit them.
+
+    Raises NoEndpoints if it allows none.
+    """
+    if _SUBSET_NAMESPACE not in metadata.filter_metadata:
+        return None
+    fields = metadata.filter_metadata[_SUBSET_NAMESPACE].fields
+    if _SUBSET_KEY not in fields:
+        return None
+    hint = fields[_SUBSET_KEY]
+    names: Iterable[str]
+    if hint.WhichOneof("kind") == "list_value":
+        names = (each.string_value for each in hint.list_value.values)
+    else:
+        names = hint.string_value.split(",")
+    found = [name for each in names if (name := each.strip())]
+    if not found:
+        raise NoEndpoints("the plane's subset of endpoints is empty")
+    return found
+
+
+def _nanoseconds(name: str, value: str) -> int:
+    try:
+        nanoseconds = int(float(value) * 1e6)
+        if nanoseconds < 0:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise InvalidField(name, "is no number of milliseconds") from None
+    return nanoseconds
