@@ -34,7 +34,7 @@ class Config(BaseSettings):
     listen: str = "127.0.0.1:7070"
     """gRPC: `HOST:PORT`; port 0 takes a free one."""
     listen_http: str = "127.0.0.1:7071"
-    """HTTP: `/metrics`, `/healthz`, `/readyz`."""
+    """HTTP: `/metrics`, `/healthz`, `/readyz`, and Route and Report as JSON."""
     port_file: Path | None = None
     """Write the ports taken here, as JSON, once ready."""
     database_url: str = Field("", validation_alias="HEADWAY_DATABASE_URL")
@@ -44,6 +44,8 @@ class Config(BaseSettings):
     tls_certificate: Path | None = None
     """PEM; with `tls_key`, the server speaks TLS."""
     tls_key: Path | None = None
+    http_tls: bool = False
+    """HTTP speaks TLS too, with the same certificate."""
     insecure: bool = False
     """Listen beyond loopback without TLS. For networks that are private by other means."""
     require_credentials: bool | None = None
@@ -82,6 +84,11 @@ class Config(BaseSettings):
         return all(_is_loopback(address) for address in (self.listen, self.listen_http))
 
     @property
+    def http_is_private(self) -> bool:
+        """May credentials and prompts travel over the HTTP port?"""
+        return _is_loopback(self.listen_http) or self.http_tls or self.insecure
+
+    @property
     def credentials_required(self) -> bool:
         """Must every call carry a credential?"""
         return not self.on_loopback if self.require_credentials is None else self.require_credentials
@@ -110,6 +117,8 @@ class Config(BaseSettings):
             problems.append("stale_after_s must be above telemetry_interval_s: agents speak no more often")
         if (self.tls_certificate is None) != (self.tls_key is None):
             problems.append("tls_certificate and tls_key must be given together")
+        if self.http_tls and self.tls_certificate is None:
+            problems.append("http_tls needs tls_certificate and tls_key")
         for name, path in {"tls_certificate": self.tls_certificate, "tls_key": self.tls_key}.items():
             if path is not None and not path.is_file():
                 problems.append(f"{name}: there is no file {path}")

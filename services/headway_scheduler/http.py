@@ -1,4 +1,6 @@
-"""The HTTP port: liveness, readiness and metrics."""
+"""The HTTP port: liveness, readiness, metrics, and Route and Report as JSON."""
+
+import ssl
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -6,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headway_scheduler.app import Scheduler
+from headway_scheduler.rpc.json_api import JsonApi
 
 __all__ = ["HttpServer"]
 
@@ -51,30 +54,40 @@ class _SchedulerCollector(Collector):
 
 
 class HttpServer:
-    """Serves `/healthz`, `/readyz` and `/metrics`. `port` is the port it listens on, once started."""
+    """Serves `/healthz`, `/readyz`, `/metrics` and `JsonApi`. `port` is the port it listens on, once started."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.port = 0
         self._scheduler = scheduler
         self._metrics = CollectorRegistry()
         self._metrics.register(_SchedulerCollector(scheduler))
-        app = web.Application()
+        app = web.Application(client_max_size=scheduler.config.max_message_bytes)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._scrape)
-        self._runner = web.AppRunner(app, access_log=None)
+        JsonApi(scheduler).add_to(app.router)
+        # A call that its caller abandons is cancelled, as with gRPC: what it waits for or was given is let go.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
 
     async def start(self, listen: str) -> None:
         """Listen on `HOST:PORT`. Raises OSError if the address is taken."""
         host, _, port = listen.rpartition(":")
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host.strip("[]"), int(port))
+        site = web.TCPSite(self._runner, host.strip("[]"), int(port), ssl_context=self._tls())
         await site.start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
         """Close."""
         await self._runner.cleanup()
+
+    def _tls(self) -> ssl.SSLContext | None:
+        config = self._scheduler.config
+        if not config.http_tls or config.tls_certificate is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(config.tls_certificate, config.tls_key)
+        return context
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -45,6 +45,7 @@ def test_an_unknown_setting_alone(environment):
         ({"LISTEN": "0.0.0.0:1"}, "HEADWAY_DATABASE_URL"),
         ({"LISTEN_HTTP": "0.0.0.0:1", "HEADWAY_DATABASE_URL": "postgresql://x"}, "insecure"),
         ({"TLS_KEY": __file__}, "together"),
+        ({"HTTP_TLS": "true"}, "http_tls needs tls_certificate and tls_key"),
         ({"TLS_KEY": __file__, "TLS_CERTIFICATE": "/none"}, "tls_certificate: there is no file /none"),
         ({"STALE_AFTER_S": "1", "TELEMETRY_INTERVAL_S": "1"}, "telemetry_interval_s"),
     ],

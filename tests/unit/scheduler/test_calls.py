@@ -5,17 +5,17 @@ import contextlib
 
 import pytest
 from fakes.rig import Rig, desired_state
-from headway_scheduler.rpc.router import RouterService
+from headway_scheduler.rpc.calls import UnaryCalls
 
 
-@pytest.mark.parametrize("calls", [1, 3])
-async def test_cancelled_in_the_moment_of_its_answer_it_gives_back_what_it_got(calls):
+@pytest.mark.parametrize("count", [1, 3])
+async def test_cancelled_in_the_moment_of_its_answer_it_gives_back_what_it_got(count):
     rig = Rig(desired_state("gpu_aware"))
     rig.endpoints(1)
     rig.full(1)
-    router = RouterService(rig.scheduler)
-    waiters = [rig.hold("r")[0] for _ in range(calls)]
-    tasks = [asyncio.create_task(router._settled(waiter)) for waiter in waiters]
+    calls = UnaryCalls(rig.scheduler)
+    waiters = [rig.hold("r")[0] for _ in range(count)]
+    tasks = [asyncio.create_task(calls.settled(waiter)) for waiter in waiters]
     await asyncio.sleep(0)
     rig.full()
     rig.dispatcher.run_pass(rig.clock.now)
@@ -33,8 +33,8 @@ async def test_the_other_call_that_shares_it_keeps_it():
     rig = Rig(desired_state("gpu_aware"))
     rig.endpoints(1)
     rig.full(1)
-    router = RouterService(rig.scheduler)
-    leaving, staying = (asyncio.create_task(router._settled(rig.hold("r")[0])) for _ in range(2))
+    calls = UnaryCalls(rig.scheduler)
+    leaving, staying = (asyncio.create_task(calls.settled(rig.hold("r")[0])) for _ in range(2))
     await asyncio.sleep(0)
     rig.full()
     rig.dispatcher.run_pass(rig.clock.now)

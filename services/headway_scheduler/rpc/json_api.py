@@ -1,0 +1,146 @@
+"""Route and Report as HTTP/JSON: the protos' JSON mapping, for data planes that speak no gRPC (docs/clients.md)."""
+
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from headway.routing.v1 import routing_pb2 as pb
+
+from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.desired import Principal
+from headway_scheduler.errors import HeadwayError, InvalidField, NotPermitted
+from headway_scheduler.faults import unexpected
+from headway_scheduler.rpc.authentication import Authenticator
+from headway_scheduler.rpc.authorization import authorize
+from headway_scheduler.rpc.calls import UnaryCalls
+from headway_scheduler.rpc.convert.routing import decision_to_proto
+from headway_scheduler.rpc.http_refusals import api_error
+from headway_scheduler.rpc.interceptors import to_status
+
+__all__ = ["TIMEOUT_HEADER", "JsonApi"]
+
+TIMEOUT_HEADER: Final = "X-Headway-Timeout-S"
+"""How long the caller waits for its answer, in seconds: what a deadline is to gRPC."""
+
+_ROUTER: Final = f"/{pb.DESCRIPTOR.services_by_name['Router'].full_name}"
+_TOO_DEEP: Final = 100
+
+M = TypeVar("M", bound=Message)
+
+
+class JsonApi:
+    """`POST /v1/route` and `POST /v1/report`. Callers, roles, refusals and reservations are as with unary gRPC."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        config = scheduler.config
+        self._calls = UnaryCalls(scheduler)
+        self._authenticator = Authenticator(
+            lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
+        )
+        self._private = config.http_is_private
+        self._longest_body = config.max_message_bytes
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Serve it there."""
+        router.add_post("/v1/route", self._route)
+        router.add_post("/v1/report", self._report)
+
+    async def _route(self, request: web.Request) -> web.StreamResponse:
+        try:
+            principal = self._admit(request, "Route")
+            remaining_s = _timeout_s(request)
+            message = await self._read(request, pb.RouteRequest())
+            decision = await self._calls.route(message, principal, remaining_s)
+        except Exception as error:
+            return _refusal(error, "Route")
+        response = _json(200, json_format.MessageToDict(decision_to_proto(decision)))
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+        except BaseException:  # the caller left between decision and answer
+            self._calls.give_back(decision, principal)
+            raise
+        return response
+
+    async def _report(self, request: web.Request) -> web.StreamResponse:
+        try:
+            principal = self._admit(request, "Report")
+            message = await self._read(request, pb.ReportRequest())
+            response = pb.ReportResponse(results=self._calls.report(message.reports, principal))
+        except Exception as error:
+            return _refusal(error, "Report")
+        return _json(200, json_format.MessageToDict(response))
+
+    def _admit(self, request: web.Request, method: str) -> Principal:
+        if not self._private:
+            raise NotPermitted("beyond loopback, Route and Report over HTTP need http_tls or insecure=true")
+        principal = self._authenticator.authenticate(request.headers.get("Authorization"))
+        authorize(principal, f"{_ROUTER}/{method}")
+        return principal
+
+    async def _read(self, request: web.Request, message: M) -> M:
+        """The body as this message. Raises InvalidField, and HTTPRequestEntityTooLarge while it still comes in."""
+        if (request.content_length or 0) > self._longest_body:
+            raise web.HTTPRequestEntityTooLarge(self._longest_body, request.content_length or 0)
+        try:
+            fields = json.loads(await request.read())
+        except (ValueError, RecursionError):
+            raise InvalidField("body", "is no JSON") from None
+        if not isinstance(fields, dict):
+            raise InvalidField("body", "must be a JSON object")
+        try:
+            json_format.ParseDict(fields, message, max_recursion_depth=_TOO_DEEP)
+        except json_format.ParseError as error:
+            raise _invalid(str(error)) from None
+        return message
+
+
+_UNKNOWN_FIELD: Final = re.compile(r'has no field named "(?P<name>.*?)" at "\w+\.?(?P<path>[\w.\[\]]*)"', re.DOTALL)
+_WRONG_FIELD: Final = re.compile(r"Failed to parse (\w+) field: ")
+
+
+def _invalid(problem: str) -> InvalidField:
+    """What json_format found wrong, with the field's path as far as it tells."""
+    unknown = _UNKNOWN_FIELD.search(problem)
+    if unknown is not None:
+        path = ".".join(part for part in (unknown["path"], unknown["name"]) if part)
+        return InvalidField(path, "there is no such field")
+    names = _WRONG_FIELD.findall(problem)
+    rest = _WRONG_FIELD.sub("", problem).strip().rstrip(".")
+    return InvalidField(".".join(names) or "body", rest)
+
+
+def _timeout_s(request: web.Request) -> float | None:
+    value = request.headers.get(TIMEOUT_HEADER)
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise InvalidField(TIMEOUT_HEADER, f"{value!r} is no number of seconds")
+    return seconds
+
+
+def _refusal(error: Exception, method: str) -> web.Response:
+    """`{"error": …}` with the google.rpc.Status of the same refusal in gRPC, and the HTTP status it maps to."""
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        status, error = 413, InvalidField("body", "is larger than max_message_bytes")
+        headers = api_error(error).headers()
+    else:
+        if not isinstance(error, HeadwayError):
+            error = unexpected(error, method=method)
+        answer = api_error(error)
+        status, headers = answer.status, answer.headers()
+    return _json(status, {"error": json_format.MessageToDict(to_status(error))}, headers)
+
+
+def _json(status: int, body: dict[str, Any], headers: dict[str, str] | None = None) -> web.Response:
+    data = msgspec.json.encode(body)
+    return web.Response(body=data, status=status, content_type="application/json", headers=headers)
