@@ -16,8 +16,10 @@ from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
+from headway_scheduler.envoy.services import ENVOY_ROLES, EnvoyServices
 from headway_scheduler.rpc.admin import AdminService
 from headway_scheduler.rpc.authentication import Authenticator
+from headway_scheduler.rpc.authorization import ROLES
 from headway_scheduler.rpc.fleet import FleetService
 from headway_scheduler.rpc.interceptors import CallInterceptor
 from headway_scheduler.rpc.live import LiveFleet
@@ -48,7 +50,7 @@ class GrpcServer:
             lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
         )
         self._server = grpc.aio.server(
-            interceptors=[CallInterceptor(authenticator)],
+            interceptors=[CallInterceptor(authenticator, {**ROLES, **ENVOY_ROLES})],
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_metadata_size", 16 * 1024),
@@ -72,6 +74,8 @@ class GrpcServer:
             fleet=LiveFleet(scheduler),
         )
         admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
+        self._envoy = EnvoyServices(scheduler)
+        self._envoy.add_to(self._server)
         served = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(served, self._server)  # type: ignore[no-untyped-call]
 
@@ -83,6 +87,7 @@ class GrpcServer:
             self.port = self._server.add_secure_port(config.listen, grpc.ssl_server_credentials([pair]))
         else:
             self.port = self._server.add_insecure_port(config.listen)
+        self._envoy.start()
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
@@ -95,6 +100,7 @@ class GrpcServer:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle(), grace_s)
         await self._server.stop(min(_LAST_WORDS_S, grace_s))
+        await self._envoy.stop()
 
     async def _idle(self) -> None:
         """Wait until the last reservation has ended."""
