@@ -16,6 +16,7 @@ from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
+from headway_scheduler.envoy.ext_proc import EXT_PROC, ExtProcService
 from headway_scheduler.envoy.services import ENVOY_ROLES, EnvoyServices
 from headway_scheduler.rpc.admin import AdminService
 from headway_scheduler.rpc.authentication import Authenticator
@@ -33,6 +34,7 @@ _SERVICES: Final = (
     telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"].full_name,
     admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
     fleet_pb2.DESCRIPTOR.services_by_name["Fleet"].full_name,
+    EXT_PROC,
 )
 
 _LAST_WORDS_S: Final = 0.5
@@ -50,7 +52,9 @@ class GrpcServer:
             lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
         )
         self._server = grpc.aio.server(
-            interceptors=[CallInterceptor(authenticator, {**ROLES, **ENVOY_ROLES})],
+            interceptors=[
+                CallInterceptor(authenticator, {**ROLES, **ENVOY_ROLES}, admit_themselves=(f"/{EXT_PROC}/",))
+            ],
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_metadata_size", 16 * 1024),
@@ -66,6 +70,8 @@ class GrpcServer:
         routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), self._server)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), self._server)
         fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), self._server)
+        ext_proc = ExtProcService(scheduler, authenticator, config.max_message_bytes)
+        self._server.add_generic_rpc_handlers((ext_proc.handler(),))
         admin = AdminService(
             store=scheduler.store,
             state=lambda: scheduler.desired,

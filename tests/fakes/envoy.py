@@ -196,3 +196,24 @@ def override_host(header=DESTINATION):
 def bootstrap(listeners, clusters, **fields):
     """A static configuration."""
     return {"static_resources": {"listeners": list(listeners), "clusters": list(clusters)}, **fields}
+
+
+def ext_proc_filter(cluster, *, request="FULL_DUPLEX_STREAMED", response="FULL_DUPLEX_STREAMED", metadata=(), **fields):
+    """The endpoint picker before everything else. `metadata`: what the plane says of itself."""
+    service = {"envoy_grpc": {"cluster_name": cluster}, "timeout": "1s"}
+    service["initial_metadata"] = [{"key": key, "value": value} for key, value in dict(metadata).items()]
+    mode = {
+        "request_header_mode": "SEND",
+        "response_header_mode": "SEND",
+        "request_body_mode": request,
+        "response_body_mode": response,
+        "request_trailer_mode": "SEND",
+        "response_trailer_mode": "SEND",
+    }
+    options = {
+        "forwarding_namespaces": {"untyped": ["envoy.lb", "envoy.lb.subset_hint"]},
+        "receiving_namespaces": {"untyped": ["envoy.lb"]},
+    }
+    fields = {"processing_mode": mode, "metadata_options": options, "allow_mode_override": False, **fields}
+    kind = "filters.http.ext_proc.v3.ExternalProcessor"
+    return typed("envoy.filters.http.ext_proc", kind, grpc_service=service, **fields)

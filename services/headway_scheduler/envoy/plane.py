@@ -1,11 +1,11 @@
 """What a data plane says of itself in the metadata of its calls, for all its requests or by route.
 
-Whoever holds a router's credential writes it (Envoy: `grpc_service.initial_metadata`, by route `grpc_initial_metadata`);
-a plane's clients cannot. docs/envoy.md explains each.
+Whoever holds a router's credential writes it (in Envoy `grpc_service.initial_metadata`, by route
+`grpc_initial_metadata`); a plane's clients cannot. docs/envoy.md explains each.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -58,7 +58,7 @@ _PLAIN: Final = Plane()
 
 @lru_cache(maxsize=1024)
 def _plane(told: tuple[tuple[str, str], ...]) -> Plane:
-    values = {}
+    values: dict[str, object] = {}
     for key, value in told:
         name, read = _READERS[key]
         try:
@@ -91,7 +91,7 @@ def _switch(value: str) -> bool:
     return _SWITCH[value]
 
 
-_READERS: Final = {
+_READERS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     f"{_PREFIX}tenant": ("tenant", str),
     f"{_PREFIX}model": ("model", str),
     f"{_PREFIX}trust": ("trusts", _trusts),

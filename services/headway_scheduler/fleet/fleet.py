@@ -269,6 +269,11 @@ class Fleet:
             self._candidates[key] = found
         return found
 
+    def open_to(self, tenant: str) -> list[Endpoint]:
+        """Endpoints that the tenant may use now, whatever they serve."""
+        own, burst = self._slots_of(tenant)
+        return [self.by_slot[slot] for slot in own | burst if self.columns.open[slot]]
+
     def groups_of(self, endpoint: Endpoint) -> list[str]:
         """Ids of the GPU groups an endpoint belongs to."""
         labels = endpoint.labels

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from envoy.service.ext_proc.v3 import external_processor_pb2
 from google.protobuf.descriptor import ServiceDescriptor
 from headway.admin.v1 import admin_pb2
 from headway.fleet.v1 import fleet_pb2
@@ -43,6 +44,7 @@ ROLES: Final[Mapping[str, Roles]] = {
     **_each(routing_pb2.DESCRIPTOR.services_by_name["Router"], _ROUTERS),
     **_each(telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"], _AGENTS),
     **_each(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], _WATCHERS),
+    **_each(external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"], _ROUTERS),
     **_admin(),
 }
 

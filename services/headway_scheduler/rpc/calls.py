@@ -15,6 +15,7 @@ from headway_scheduler.errors import HeadwayError, InvalidField
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import request_from_proto
+from headway_scheduler.rpc.held import HeldCall
 
 __all__ = ["MAX_BATCH", "UnaryCalls"]
 
@@ -76,7 +77,8 @@ class UnaryCalls:
 
     def give_back(self, decision: Decision, principal: Principal) -> None:
         """The caller left before it had its answer: end what was reserved, unless a retry shares it."""
-        self._give_back(decision, self.owner(principal))
+        scheduler = self._scheduler
+        scheduler.dispatcher.give_back(decision.reservation_id, self.owner(principal), scheduler.clock())
 
     def owner(self, principal: Principal) -> Owner:
         """Who holds what this principal's calls reserve."""
@@ -87,26 +89,11 @@ class UnaryCalls:
 
     async def settled(self, waiter: Waiter) -> Decision:
         """Wait for the hold; a cancelled call leaves it, or gives back what it was answered in the same moment."""
-        settled, answers = asyncio.Event(), list[Decision | HeadwayError]()
-
-        def answer(outcome: Decision | HeadwayError) -> None:
-            answers.append(outcome)
-            settled.set()
-
-        waiter.answer = answer
+        held = HeldCall(self._scheduler, waiter)
         try:
-            await settled.wait()
+            await asyncio.wait((held.settled,))
             await asyncio.sleep(0)  # a cancellation that has arrived by now is delivered here
         except asyncio.CancelledError:
-            self._scheduler.dispatcher.give_up(waiter)
-            for outcome in answers:
-                if isinstance(outcome, Decision):
-                    self._give_back(outcome, waiter.owner)
+            held.leave()
             raise
-        outcome = answers[0]
-        if isinstance(outcome, HeadwayError):
-            raise outcome
-        return outcome
-
-    def _give_back(self, decision: Decision, owner: Owner) -> None:
-        self._scheduler.dispatcher.give_back(decision.reservation_id, owner, self._scheduler.clock())
+        return held.decision()

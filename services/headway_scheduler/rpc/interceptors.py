@@ -68,12 +68,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """Authenticates and authorises each call, then maps what its handler raises to a status.
 
     Handlers find the principal in `authentication.current_principal()`. `roles` is the table of `authorization`,
-    extended by whoever serves more methods.
+    extended by whoever serves more methods. `admit_themselves`: paths' beginnings that are left alone, since what is
+    refused there is answered in a way of its own.
     """
 
-    def __init__(self, authenticator: Authenticator, roles: Mapping[str, frozenset[Role]] = ROLES) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        roles: Mapping[str, frozenset[Role]] = ROLES,
+        admit_themselves: tuple[str, ...] = (),
+    ) -> None:
         self._authenticator = authenticator
         self._roles = roles
+        self._left_alone = (*OPEN, *admit_themselves)
         self._wrapped: dict[str, RpcMethodHandler] = {}
 
     async def intercept_service(
@@ -87,7 +94,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if wrapped is not None:
             return wrapped
         handler = await continuation(handler_call_details)
-        if handler is None or method.startswith(OPEN):
+        if handler is None or method.startswith(self._left_alone):
             return handler
         wrapped = self._wrap(method, handler)
         self._wrapped[method] = wrapped

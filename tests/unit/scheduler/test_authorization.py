@@ -1,6 +1,7 @@
 """The table of methods and roles."""
 
 import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2
 from google.protobuf.descriptor import ServiceDescriptor
 from headway.admin.v1 import admin_pb2
 from headway.fleet.v1 import fleet_pb2
@@ -15,6 +16,7 @@ SERVICES: list[ServiceDescriptor] = [
     fleet_pb2.DESCRIPTOR.services_by_name["Fleet"],
     routing_pb2.DESCRIPTOR.services_by_name["Router"],
     telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"],
+    external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"],
 ]
 METHODS = [(service.name, method.name, f"/{service.full_name}/{method.name}") for service in SERVICES
            for method in service.methods]  # fmt: skip
@@ -22,6 +24,7 @@ METHODS = [(service.name, method.name, f"/{service.full_name}/{method.name}") fo
 # Written out, so that a change of the table is a change of this test. A verb of Admin is its first word.
 EXPECTED = {
     ("Router", "*"): {"router", "admin"},
+    ("ExternalProcessor", "*"): {"router", "admin"},
     ("Telemetry", "*"): {"agent", "admin"},
     ("Fleet", "*"): {"viewer", "admin", "router"},
     ("Admin", "Get"): {"viewer", "admin"},

@@ -1,0 +1,340 @@
+"""One request on its way through a plane: one ext_proc stream, from its headers to the end of its answer.
+
+The reservation belongs to the stream: however that ends, it ends.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+from typing import Any, Final
+
+import grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from grpc.aio import ServicerContext
+from headway.routing.v1 import routing_pb2
+from headway_openai.body import ParsedBody, forwarded_body, parse_body
+from headway_openai.errors import ApiError
+
+from headway_scheduler.admission.holds import Waiter
+from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.decision import Decision
+from headway_scheduler.domain.desired import Principal
+from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Report, ServedBy, Usage
+from headway_scheduler.envoy import replies
+from headway_scheduler.envoy.answer import Answer, Renaming
+from headway_scheduler.envoy.destinations import any_endpoint, destinations
+from headway_scheduler.envoy.head import Head, read_head, subset_hint
+from headway_scheduler.envoy.plane import Plane
+from headway_scheduler.envoy.serving import served_by
+from headway_scheduler.errors import HeadwayError
+from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.rpc.convert.routing import request_from_proto
+from headway_scheduler.rpc.held import HeldCall
+from headway_scheduler.rpc.http_refusals import api_error
+
+__all__ = ["Exchange"]
+
+Context = ServicerContext[Any, Any]  # raw bytes out, ProcessingRequest in; neither is typed
+_ENVOYS_MESSAGE_TIMEOUT_S: Final = 0.2
+"""What Envoy waits for an answer where its configuration does not say."""
+
+
+class Mode(IntEnum):
+    """How Envoy sends bodies (ProcessingMode.BodySendMode)."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX = 4
+    GRPC = 5
+
+
+_BUFFERED: Final = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
+
+
+class _Gone(Exception):
+    """Envoy wants nothing more of us."""
+
+
+class Exchange:
+    """One stream. `run` serves it to its end."""
+
+    def __init__(
+        self, scheduler: Scheduler, principal: Principal, plane: Plane, context: Context, longest: int
+    ) -> None:
+        self._scheduler, self._principal, self._plane, self._context = scheduler, principal, plane, context
+        self._longest = longest
+        self._owner = Owner(principal.id, stream=True)
+        self._ahead: asyncio.Future[Any] | None = None
+        self._request_mode = self._response_mode = Mode.FULL_DUPLEX
+        self._head = Head()
+        self._subset: list[str] | None = None
+        self._body: list[bytes] = []
+        self._size = 0
+        self._collecting = False
+        self._received = 0.0
+        self._parsed: ParsedBody | None = None
+        self._decision: Decision | None = None
+        self._open = False
+        self._waiting_for_token = True
+        self._sent = 0.0
+        self._answer: Answer | None = None
+        self._handlers: dict[str | None, Callable[[Any], Awaitable[None]]] = {
+            "request_headers": self._request_headers,
+            "request_body": self._request_body,
+            "request_trailers": self._request_trailers,
+            "response_headers": self._response_headers,
+            "response_body": self._response_body,
+            "response_trailers": self._response_trailers,
+        }
+
+    async def run(self) -> None:
+        """Serve until Envoy ends the stream, or we have refused the request."""
+        try:
+            while True:
+                message = await self._next()
+                await self._handlers[message.WhichOneof("request")](message)
+        except _Gone:
+            return
+        except HeadwayError as error:
+            self._scheduler.count_refusal(error)
+            await self._context.write(replies.immediate(api_error(error)))
+        except ApiError as error:
+            await self._context.write(replies.immediate(error))
+        finally:
+            self._close()
+
+    async def _next(self) -> Any:
+        """Envoy's next message. Raises _Gone at the end."""
+        ahead, self._ahead = self._ahead, None
+        message = await (self._context.read() if ahead is None else ahead)
+        if message is grpc.aio.EOF:
+            raise _Gone
+        self._received = self._scheduler.clock()
+        return message
+
+    # The request
+
+    async def _request_headers(self, message: pb.ProcessingRequest) -> None:
+        self._head = read_head(message.request_headers)
+        if message.HasField("protocol_config"):
+            config = message.protocol_config
+            self._request_mode, self._response_mode = Mode(config.request_body_mode), Mode(config.response_body_mode)
+        self._subset = subset_hint(message.metadata_context)
+        if message.request_headers.end_of_stream:
+            await self._context.write(self._anywhere("request_headers"))
+        elif self._request_mode is Mode.FULL_DUPLEX:
+            self._collecting = True
+        elif self._request_mode in _BUFFERED:
+            await self._context.write(replies.routed("request_headers", destination="", strip=self._head.strip))
+        else:
+            decision = await self._decide(routing_pb2.RouteRequest(model=self._plane.model))
+            await self._context.write(self._routed("request_headers", decision))
+
+    async def _request_body(self, message: pb.ProcessingRequest) -> None:
+        part = message.request_body
+        if self._request_mode in _BUFFERED:
+            await self._route_buffered(part.body)
+        elif not self._collecting:
+            await self._context.write(replies.GO_ON["request_body"])
+        else:
+            self._size += len(part.body)
+            if self._size > self._longest:
+                raise ApiError(413, "body_too_large", "the body is too large", reason="BODY_TOO_LARGE")
+            self._body.append(part.body)
+            if part.end_of_stream:
+                await self._route_duplex(trailers=False)
+
+    async def _request_trailers(self, _: pb.ProcessingRequest) -> None:
+        if self._collecting:
+            await self._route_duplex(trailers=True)
+        await self._context.write(replies.GO_ON["request_trailers"])
+
+    async def _route_duplex(self, *, trailers: bool) -> None:
+        """The whole body is here: answer the headers, then send the body on."""
+        raw = b"".join(self._body)
+        self._collecting, self._body = False, []
+        body = raw
+        if not raw:
+            await self._context.write(self._anywhere("request_headers"))
+        else:
+            decision, body = await self._decide_by(raw)
+            await self._context.write(self._routed("request_headers", decision, body, len(raw)))
+        for piece in replies.body_pieces("request_body", body, end=not trailers):
+            await self._context.write(piece)
+
+    async def _route_buffered(self, raw: bytes) -> None:
+        if not raw:
+            await self._context.write(self._anywhere("request_body"))
+            return
+        decision, body = await self._decide_by(raw)
+        await self._context.write(self._routed("request_body", decision, body, len(raw), replace=body is not raw))
+
+    async def _decide_by(self, raw: bytes) -> tuple[Decision, bytes]:
+        """Route by a body; the decision, and the body to send on."""
+        parsed = self._parsed = parse_body(self._head.api, raw)
+        self._owner.sends_first_token = parsed.stream
+        decision = await self._decide(parsed.route)
+        return decision, forwarded_body(
+            parsed, decision.model, decision.cache_salt, include_usage=self._wants_usage(parsed)
+        )
+
+    def _wants_usage(self, parsed: ParsedBody) -> bool:
+        """Whether a stream shall end with its usage, which only we want: it must go by us to be taken out again."""
+        return self._plane.include_usage and not parsed.wants_usage and self._response_mode is not Mode.NONE
+
+    async def _decide(self, route: routing_pb2.RouteRequest) -> Decision:
+        """Choose an endpoint and reserve a place there, perhaps after a hold."""
+        scheduler = self._scheduler
+        if scheduler.draining:
+            raise scheduler.shutting_down()
+        self._head.apply(route, self._plane)
+        if self._subset is not None:
+            route.subset.endpoints.extend(self._subset)
+        new_id = scheduler.ledger.new_id()
+        request, tenant = request_from_proto(route, self._principal, scheduler.intake, new_id)
+        outcome = scheduler.dispatcher.submit(request, tenant, self._owner, scheduler.clock(), self._deadline())
+        decision = await self._settled(HeldCall(scheduler, outcome)) if isinstance(outcome, Waiter) else outcome
+        self._decision, self._open, self._sent = decision, True, scheduler.clock()
+        return decision
+
+    def _deadline(self) -> float | None:
+        """When Envoy gives up waiting for our answer; None: it does not."""
+        plane = self._plane
+        timeout_s = plane.max_message_timeout_s or plane.message_timeout_s
+        if timeout_s is None:
+            if self._request_mode is Mode.FULL_DUPLEX:
+                return None
+            timeout_s = _ENVOYS_MESSAGE_TIMEOUT_S
+        return self._received + timeout_s
+
+    async def _settled(self, held: HeldCall) -> Decision:
+        """Wait for a hold, and leave it when Envoy ends the stream meanwhile."""
+        extension_s = self._plane.max_message_timeout_s
+        reading = self._ahead = asyncio.ensure_future(self._context.read())
+        try:
+            if extension_s is not None and self._request_mode is not Mode.FULL_DUPLEX:
+                await self._context.write(replies.extension(extension_s))
+            await asyncio.wait((held.settled, reading), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() and reading.result() is grpc.aio.EOF:
+                raise _Gone
+            await asyncio.wait((held.settled,))
+        except BaseException:
+            held.leave()
+            raise
+        return held.decision()
+
+    def _routed(
+        self, kind: str, decision: Decision, body: bytes = b"", original: int = 0, *, replace: bool = False
+    ) -> bytes:
+        head = self._head
+        return replies.routed(
+            kind,
+            destination=destinations(decision),
+            strip=head.strip,
+            request_id="" if "x-request-id" in head.values else decision.request_id,
+            body=body if replace else None,
+            content_length=None if len(body) == original else len(body),
+        )
+
+    def _anywhere(self, kind: str) -> bytes:
+        """A request without a body asks for no model: any endpoint of its tenant's will do. Nothing is reserved."""
+        scheduler = self._scheduler
+        route = routing_pb2.RouteRequest()
+        self._head.apply(route, self._plane)
+        tenant = scheduler.intake.tenant(self._principal, route.tenant)
+        return replies.routed(
+            kind,
+            destination=any_endpoint(scheduler, tenant.id, self._subset),
+            strip=self._head.strip,
+            request_id="" if "x-request-id" in self._head.values else scheduler.ledger.new_id(),
+        )
+
+    # The answer
+
+    async def _response_headers(self, message: pb.ProcessingRequest) -> None:
+        headers = read_head(message.response_headers).values
+        status = int(headers.get(":status", "0"))
+        self._note_server(message, status)
+        answer = self._answer = Answer(
+            status,
+            headers.get("content-type", ""),
+            headers.get("content-encoding", ""),
+            self._renaming(),
+            strip=self._parsed is not None and self._parsed.stream and self._wants_usage(self._parsed),
+        )
+        if status >= 400 or message.response_headers.end_of_stream:
+            self._finish(answer.outcome())
+        if answer.changes and self._response_mode not in (Mode.NONE, *_BUFFERED) and "content-length" in headers:
+            await self._context.write(replies.response_headers(["content-length"]))
+        else:
+            await self._context.write(replies.GO_ON["response_headers"])
+
+    async def _response_body(self, message: pb.ProcessingRequest) -> None:
+        part, answer = message.response_body, self._answer
+        out = part.body
+        if answer is not None:
+            out = answer.feed(part.body, part.end_of_stream)
+            if self._open:
+                self._follow(answer)
+        if self._response_mode is Mode.FULL_DUPLEX:
+            if out or part.end_of_stream:
+                for piece in replies.body_pieces("response_body", out, end=part.end_of_stream):
+                    await self._context.write(piece)
+        elif out == part.body:
+            await self._context.write(replies.GO_ON["response_body"])
+        else:
+            await self._context.write(replies.replaced_body(out, whole=self._response_mode in _BUFFERED))
+
+    async def _response_trailers(self, _: pb.ProcessingRequest) -> None:
+        if self._answer is not None:
+            rest = self._answer.feed(b"", end=True)
+            if rest and self._response_mode is Mode.FULL_DUPLEX:
+                for piece in replies.body_pieces("response_body", rest, end=False):
+                    await self._context.write(piece)
+            self._finish(self._answer.outcome())
+        await self._context.write(replies.GO_ON["response_trailers"])
+
+    def _follow(self, answer: Answer) -> None:
+        """Report what went by."""
+        if answer.has_content and self._waiting_for_token and self._response_mode not in _BUFFERED:
+            self._waiting_for_token = False
+            self._report(FirstToken((self._scheduler.clock() - self._sent) * 1e3))
+        if answer.over:
+            self._finish(answer.outcome())
+
+    def _renaming(self) -> Renaming | None:
+        """Clients that asked by an alias are answered by it."""
+        parsed, decision = self._parsed, self._decision
+        if parsed is None or decision is None or parsed.model == decision.model:
+            return None
+        return Renaming(decision.model, parsed.model)
+
+    def _note_server(self, message: pb.ProcessingRequest, status: int) -> None:
+        """The plane may have gone elsewhere: the reservation moves to whoever served."""
+        served = served_by(message)
+        if self._open and self._decision is not None and served and served != self._decision.endpoint.spec.address:
+            self._report(ServedBy(served))
+
+    # The reservation
+
+    def _report(self, report: Report) -> None:
+        if self._decision is not None:
+            scheduler = self._scheduler
+            scheduler.reporting.apply(self._owner, self._decision.reservation_id, report, scheduler.clock())
+
+    def _finish(self, outcome: Outcome) -> None:
+        """The request is over, once."""
+        if not self._open or self._decision is None:
+            return
+        self._open = False
+        usage = Usage() if self._answer is None else self._answer.usage(self._decision.why.prompt_tokens)
+        self._report(Finished(outcome, usage, (self._scheduler.clock() - self._sent) * 1e3))
+
+    def _close(self) -> None:
+        """The stream is over: so is the request, if it was not before."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+        unwatched = self._answer is not None and self._response_mode is Mode.NONE
+        self._finish(self._answer.outcome() if unwatched and self._answer is not None else Outcome.CANCELLED)

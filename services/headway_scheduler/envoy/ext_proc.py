@@ -1,0 +1,58 @@
+"""The endpoint picker: Envoy's external processing service (envoy.service.ext_proc.v3.ExternalProcessor)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+from grpc.aio import ServicerContext
+
+from headway_scheduler.app import Scheduler
+from headway_scheduler.envoy import replies
+from headway_scheduler.envoy.exchange import Exchange
+from headway_scheduler.envoy.plane import plane_of
+from headway_scheduler.errors import HeadwayError
+from headway_scheduler.faults import unexpected
+from headway_scheduler.rpc.authentication import Authenticator
+from headway_scheduler.rpc.authorization import authorize
+from headway_scheduler.rpc.http_refusals import api_error
+
+__all__ = ["EXT_PROC", "ExtProcService"]
+
+EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+_METHOD: Final = f"/{EXT_PROC}/Process"
+
+Context = ServicerContext[Any, Any]  # ProcessingRequest in, serialised ProcessingResponse out
+
+
+class ExtProcService:
+    """Serves every stream of every Envoy. It admits its callers itself: what it refuses, the client must be told."""
+
+    def __init__(self, scheduler: Scheduler, authenticator: Authenticator, longest_body: int) -> None:
+        self._scheduler, self._authenticator, self._longest = scheduler, authenticator, longest_body
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What the gRPC server adds. Replies come ready for the wire."""
+        process: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_method_handler(
+            self._process,
+            request_deserializer=pb.ProcessingRequest.FromString,
+        )
+        return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
+
+    async def _process(self, _: AsyncIterator[pb.ProcessingRequest], context: Context) -> None:
+        metadata = context.invocation_metadata() or ()
+        try:
+            principal = self._authenticator.authenticate_metadata(metadata)
+            authorize(principal, _METHOD)
+            plane = plane_of(metadata)
+        except HeadwayError as error:
+            await context.write(replies.immediate(api_error(error)))
+            return
+        try:
+            await Exchange(self._scheduler, principal, plane, context, self._longest).run()
+        except asyncio.InvalidStateError:
+            return  # Envoy was gone before it had our answer
+        except Exception as error:
+            fault = unexpected(error, method=_METHOD)
+            await context.abort(grpc.StatusCode.INTERNAL, fault.message)
