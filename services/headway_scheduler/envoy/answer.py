@@ -1,5 +1,6 @@
 """An engine's answer going by: what it says of tokens, and the little that is changed in it."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -8,6 +9,7 @@ from headway_openai.sse import EventStream, parse_usage
 from headway_openai.sse import Usage as WireUsage
 
 from headway_scheduler.domain.report import Outcome, Usage
+from headway_scheduler.envoy.serving import outcome_of
 
 __all__ = ["Answer", "Renaming"]
 
@@ -61,14 +63,19 @@ class Renaming:
 
 
 class Answer:
-    """One answer. `renaming`: None where the client asked by the name that serves it."""
+    """One answer, known by its headers and by Envoy's `details`.
 
-    def __init__(self, status: int, content_type: str, encoding: str, renaming: Renaming | None, strip: bool) -> None:
-        self.status = status
+    `renaming`: None where the client asked by the name that serves it; `strip`: the usage in a stream is ours alone.
+    """
+
+    def __init__(self, headers: Mapping[str, str], details: str, renaming: Renaming | None, *, strip: bool) -> None:
+        self.status = int(headers.get(":status") or 0)
+        self._details = details
         self.over = False
         """Whether it has gone by, as far as the client is concerned."""
-        readable = 200 <= status < 300 and encoding in ("", "identity")
-        self._kind = _kind(content_type) if readable else Kind.OPAQUE
+        plain = headers.get("content-encoding", "identity") == "identity"
+        readable = 200 <= self.status < 300 and plain
+        self._kind = _kind(headers.get("content-type", "")) if readable else Kind.OPAQUE
         self._events = EventStream(strip_usage=strip) if self._kind is Kind.EVENTS else None
         self._renaming = renaming if self._kind is not Kind.OPAQUE else None
         self._strip = strip and self._events is not None
@@ -106,12 +113,8 @@ class Answer:
 
     def outcome(self) -> Outcome:
         """How it ended, once it is over."""
-        if self.status >= 500:
-            return Outcome.TIMEOUT if self.status == 504 else Outcome.SERVER_ERROR
-        if self.status >= 400:
-            return Outcome.CLIENT_ERROR
         failed = self._events is not None and self._events.failed
-        return Outcome.SERVER_ERROR if failed else Outcome.SUCCESS
+        return Outcome.SERVER_ERROR if failed else outcome_of(self.status, self._details)
 
     def usage(self, prompt_tokens: int) -> Usage:
         """Tokens as the engine counted them, else as well as it can be told from what went by."""

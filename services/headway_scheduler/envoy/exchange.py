@@ -25,7 +25,7 @@ from headway_scheduler.envoy.answer import Answer, Renaming
 from headway_scheduler.envoy.destinations import any_endpoint, destinations
 from headway_scheduler.envoy.head import Head, read_head, subset_hint
 from headway_scheduler.envoy.plane import Plane
-from headway_scheduler.envoy.serving import served_by
+from headway_scheduler.envoy.serving import response_details, served_by
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.routing import request_from_proto
@@ -51,6 +51,7 @@ class Mode(IntEnum):
 
 
 _BUFFERED: Final = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
+_AS_IT_COMES: Final = (Mode.STREAMED, Mode.FULL_DUPLEX)
 
 
 class _Gone(Exception):
@@ -255,18 +256,12 @@ class Exchange:
 
     async def _response_headers(self, message: pb.ProcessingRequest) -> None:
         headers = read_head(message.response_headers).values
-        status = int(headers.get(":status", "0"))
-        self._note_server(message, status)
-        answer = self._answer = Answer(
-            status,
-            headers.get("content-type", ""),
-            headers.get("content-encoding", ""),
-            self._renaming(),
-            strip=self._parsed is not None and self._parsed.stream and self._wants_usage(self._parsed),
-        )
-        if status >= 400 or message.response_headers.end_of_stream:
+        self._note_server(message)
+        strip = self._parsed is not None and self._parsed.stream and self._wants_usage(self._parsed)
+        answer = self._answer = Answer(headers, response_details(message), self._renaming(), strip=strip)
+        if answer.status >= 400 or message.response_headers.end_of_stream:
             self._finish(answer.outcome())
-        if answer.changes and self._response_mode not in (Mode.NONE, *_BUFFERED) and "content-length" in headers:
+        if answer.changes and self._response_mode in _AS_IT_COMES and "content-length" in headers:
             await self._context.write(replies.response_headers(["content-length"]))
         else:
             await self._context.write(replies.GO_ON["response_headers"])
@@ -311,7 +306,7 @@ class Exchange:
             return None
         return Renaming(decision.model, parsed.model)
 
-    def _note_server(self, message: pb.ProcessingRequest, status: int) -> None:
+    def _note_server(self, message: pb.ProcessingRequest) -> None:
         """The plane may have gone elsewhere: the reservation moves to whoever served."""
         served = served_by(message)
         if self._open and self._decision is not None and served and served != self._decision.endpoint.spec.address:

@@ -35,12 +35,13 @@ class ExtProcService:
     def handler(self) -> grpc.GenericRpcHandler:
         """What the gRPC server adds. Replies come ready for the wire."""
         process: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_method_handler(
-            self._process,
+            self.process,
             request_deserializer=pb.ProcessingRequest.FromString,
         )
         return grpc.method_handlers_generic_handler(EXT_PROC, {"Process": process})
 
-    async def _process(self, _: AsyncIterator[pb.ProcessingRequest], context: Context) -> None:
+    async def process(self, _: AsyncIterator[pb.ProcessingRequest], context: Context) -> None:
+        """Serve one request's stream, of a router only."""
         metadata = context.invocation_metadata() or ()
         try:
             principal = self._authenticator.authenticate_metadata(metadata)
