@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from headway_scheduler.addresses import EngineAddresses
 from headway_scheduler.config import Config
 from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
@@ -50,6 +51,7 @@ class Scheduler:
         self.started_at = time.time()
         self.draining = False
         self.refusals: dict[str, int] = {}
+        self.addresses = EngineAddresses()
         self.discovery = DiscoveryCounts()
         self.core = Core(
             CoreConfig(

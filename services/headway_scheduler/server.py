@@ -16,11 +16,9 @@ from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
-from headway_scheduler.envoy.ext_proc import EXT_PROC, ExtProcService
-from headway_scheduler.envoy.services import ENVOY_ROLES, EnvoyServices
+from headway_scheduler.envoy.services import ADMIT_THEMSELVES, EXT_PROC, EnvoyServices
 from headway_scheduler.rpc.admin import AdminService
 from headway_scheduler.rpc.authentication import Authenticator
-from headway_scheduler.rpc.authorization import ROLES
 from headway_scheduler.rpc.fleet import FleetService
 from headway_scheduler.rpc.interceptors import CallInterceptor
 from headway_scheduler.rpc.live import LiveFleet
@@ -52,9 +50,7 @@ class GrpcServer:
             lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
         )
         self._server = grpc.aio.server(
-            interceptors=[
-                CallInterceptor(authenticator, {**ROLES, **ENVOY_ROLES}, admit_themselves=(f"/{EXT_PROC}/",))
-            ],
+            interceptors=[CallInterceptor(authenticator, admit_themselves=ADMIT_THEMSELVES)],
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_metadata_size", 16 * 1024),
@@ -70,8 +66,6 @@ class GrpcServer:
         routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), self._server)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), self._server)
         fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), self._server)
-        ext_proc = ExtProcService(scheduler, authenticator, config.max_message_bytes)
-        self._server.add_generic_rpc_handlers((ext_proc.handler(),))
         admin = AdminService(
             store=scheduler.store,
             state=lambda: scheduler.desired,
@@ -80,7 +74,7 @@ class GrpcServer:
             fleet=LiveFleet(scheduler),
         )
         admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
-        self._envoy = EnvoyServices(scheduler)
+        self._envoy = EnvoyServices(scheduler, authenticator)
         self._envoy.add_to(self._server)
         served = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(served, self._server)  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ An entry ends its reservation. Envoy may drop entries: those reservations end by
 """
 
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import structlog
 from envoy.data.accesslog.v3 import accesslog_pb2
@@ -15,7 +15,6 @@ from grpc.aio import ServicerContext
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.report import Finished, Outcome, ReportStatus, ServedBy, Usage
-from headway_scheduler.envoy.addresses import EngineAddresses
 from headway_scheduler.envoy.ext_authz import RESERVATION
 from headway_scheduler.rpc.authentication import current_principal
 from headway_scheduler.rpc.calls import UnaryCalls
@@ -36,15 +35,15 @@ _CLIENT_LEFT: Final = ("downstream_connection_termination", "downstream_remote_r
 _BROKEN: Final = ("upstream_remote_reset", "upstream_connection_termination", "upstream_protocol_error", "local_reset")
 
 Context = ServicerContext[Any, Any]  # StreamAccessLogsMessage in, StreamAccessLogsResponse out; neither is typed
-Entry = accesslog_pb2.HTTPAccessLogEntry
-Common = accesslog_pb2.AccessLogCommon
+Entry: TypeAlias = accesslog_pb2.HTTPAccessLogEntry
+Common: TypeAlias = accesslog_pb2.AccessLogCommon
 
 
-class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):
+class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[misc]  # untyped package
     """Reads every Envoy's stream. `calls` are those of the ext_authz service."""
 
-    def __init__(self, scheduler: Scheduler, calls: UnaryCalls, addresses: EngineAddresses) -> None:
-        self._scheduler, self._calls, self._addresses = scheduler, calls, addresses
+    def __init__(self, scheduler: Scheduler, calls: UnaryCalls) -> None:
+        self._scheduler, self._calls = scheduler, calls
         self._prompt_engines = scheduler.config.engines_with_prompt_headers
 
     async def StreamAccessLogs(  # noqa: N802
@@ -81,7 +80,7 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):
     def _served_by(self, common: Common) -> str:
         """The endpoint's own address; empty where none was reached."""
         address = common.upstream_remote_address.socket_address
-        return self._addresses.named(f"{address.address}:{address.port_value}") if address.address else ""
+        return self._scheduler.addresses.named(f"{address.address}:{address.port_value}") if address.address else ""
 
     def _ttft_ms(self, entry: Entry, slot: int) -> float | None:
         """The time to the answer's first byte, where that is a token's: in a stream, from such an engine."""

@@ -26,14 +26,11 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.names import MODELS, TENANTS
-from headway_scheduler.envoy.addresses import EngineAddresses
+from headway_scheduler.envoy.head import DESTINATION
 from headway_scheduler.fleet.columns import Slots
 from headway_scheduler.fleet.fleet import Endpoint
 
-__all__ = ["DESTINATION", "Scope", "Weights", "assignments", "cluster"]
-
-DESTINATION: Final = "x-gateway-destination-endpoint"
-"""The request header that names the endpoints to try: `ip:port[,ip:port…]`."""
+__all__ = ["Scope", "Weights", "assignments", "cluster"]
 
 _OPTIONS: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _MANY: Final = 100_000
@@ -140,10 +137,10 @@ def cluster(name: str) -> cluster_pb2.Cluster:
     return made
 
 
-def assignments(scheduler: Scheduler, scope: Scope, addresses: EngineAddresses, weights: Weights) -> Assignments:
+def assignments(scheduler: Scheduler, scope: Scope, weights: Weights) -> Assignments:
     """Every cluster within the scope by name, those that hold nothing at present too."""
     fleet, catalogue = scheduler.fleet, scheduler.intake.desired
-    builder = _Builder(scheduler, addresses, weights)
+    builder = _Builder(scheduler, weights)
     found: dict[str, endpoint_pb2.ClusterLoadAssignment] = {}
     if scope.everything and not scope.asked:
         for model in catalogue.models:
@@ -172,7 +169,6 @@ class _Builder:
     """Makes assignments out of the fleet of this moment."""
 
     scheduler: Scheduler
-    addresses: EngineAddresses
     weights: Weights
     _made: dict[frozenset[int], Mapping[str, endpoint_components_pb2.LbEndpoint]] = field(default_factory=dict)
 
@@ -195,7 +191,7 @@ class _Builder:
             ranks: dict[str, list[Endpoint]] = {}
             for slot in slots:
                 endpoint = self.scheduler.fleet.by_slot[slot]
-                address = self.addresses.of(endpoint.spec.address)
+                address = self.scheduler.addresses.of(endpoint.spec.address)
                 if address is not None:
                     ranks.setdefault(address, []).append(endpoint)
             found = self._made[slots] = {address: self._host(address, ranks[address]) for address in sorted(ranks)}

@@ -6,7 +6,7 @@ Envoy's access log ends the reservation (`access_log`). Nor can it change the bo
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.auth.v3 import attribute_context_pb2, external_auth_pb2, external_auth_pb2_grpc
@@ -42,10 +42,10 @@ _OVERWRITE: Final[int] = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _PARTIAL: Final = "x-envoy-auth-partial-body"
 
 Context = ServicerContext[Any, Any]  # CheckRequest in, CheckResponse out; neither is typed
-Http = attribute_context_pb2.AttributeContext.HttpRequest
+Http: TypeAlias = attribute_context_pb2.AttributeContext.HttpRequest
 
 
-class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):
+class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ignore[misc]  # untyped package
     """Answers each Check. It admits its callers itself: what it refuses, the client must be told."""
 
     def __init__(self, scheduler: Scheduler, authenticator: Authenticator, calls: UnaryCalls) -> None:
@@ -93,7 +93,7 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):
             self._calls.give_back(decision, principal)
             self._scheduler.count_refusal(error)
             raise
-        return _allowed(destinations(decision), head, decision.reservation_id)
+        return _allowed(destinations(decision, self._scheduler.addresses), head, decision.reservation_id)
 
     def _prompt_tokens(self, route: routing_pb2.RouteRequest, http: Http, head: Head) -> int | None:
         """The whole prompt's length, by the whole body's, where only the beginning is here."""
@@ -182,6 +182,4 @@ def _denied(error: ApiError) -> external_auth_pb2.CheckResponse:
 
 
 def _header(name: str, value: str) -> base_pb2.HeaderValueOption:
-    return base_pb2.HeaderValueOption(
-        header=base_pb2.HeaderValue(key=name, value=value), append_action=_OVERWRITE
-    )
+    return base_pb2.HeaderValueOption(header=base_pb2.HeaderValue(key=name, value=value), append_action=_OVERWRITE)

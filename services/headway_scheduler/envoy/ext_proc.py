@@ -34,7 +34,7 @@ class ExtProcService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What the gRPC server adds. Replies come ready for the wire."""
-        process: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_method_handler(
+        process: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
             self.process,
             request_deserializer=pb.ProcessingRequest.FromString,
         )

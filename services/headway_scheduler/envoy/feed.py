@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Final
 
 from headway_scheduler.app import Scheduler
-from headway_scheduler.envoy.addresses import EngineAddresses
 from headway_scheduler.envoy.clusters import Assignments, Scope, Weights, assignments
 
 __all__ = ["ClusterFeed"]
@@ -23,8 +22,7 @@ class ClusterFeed:
     Until the scheduler has settled after its start, and once it drains, it says nothing: Envoys keep what they know.
     """
 
-    def __init__(self, scheduler: Scheduler, addresses: EngineAddresses) -> None:
-        self.addresses = addresses
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._weights = Weights(scheduler)
         self._version: tuple[int, ...] = ()
@@ -43,7 +41,7 @@ class ClusterFeed:
             return None
         found = self._built.get(scope)
         if found is None:
-            found = self._built[scope] = assignments(self._scheduler, scope, self.addresses, self._weights)
+            found = self._built[scope] = assignments(self._scheduler, scope, self._weights)
         return found
 
     @contextmanager
@@ -60,7 +58,7 @@ class ClusterFeed:
         scheduler = self._scheduler
         if scheduler.draining or scheduler.clock() < scheduler.dispatcher.settled_at:
             return
-        version = (scheduler.fleet.version, self.addresses.version, self._weights.version)
+        version = (scheduler.fleet.version, self._scheduler.addresses.version, self._weights.version)
         if version != self._version:
             self._version = version
             self._built.clear()
@@ -86,7 +84,7 @@ class ClusterFeed:
                 engines = [each.spec.address for each in fleet.endpoints.values()]
                 if clock() >= due:
                     due = clock() + _RESOLVE_S
-                    await self.addresses.resolve(engines)
+                    await self._scheduler.addresses.resolve(engines)
                 else:
-                    await self.addresses.resolve(self.addresses.new(engines))
+                    await self._scheduler.addresses.resolve(self._scheduler.addresses.new(engines))
             await asyncio.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""Where engines are, as Envoy must be told: by IP address. Host names are resolved here, beside the calls."""
+"""Where engines are, as planes must be told: by IP address. Host names are resolved here, beside the calls."""
 
 import asyncio
 import ipaddress
@@ -26,11 +26,20 @@ class EngineAddresses:
     def __init__(self) -> None:
         self.version = 0
         self._known: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._failing: set[str] = set()
 
     def of(self, address: str) -> str | None:
         """`ip:port`, IPv6 in brackets; None while the name has not been resolved."""
         return _literal(address) or self._known.get(address)
+
+    def shown(self, address: str) -> str:
+        """As a plane is told: `ip:port`, or the name while it has not been resolved."""
+        return self.of(address) or address
+
+    def named(self, address: str) -> str:
+        """The engine's own `host:port` behind this `ip:port`."""
+        return self._names.get(address, address)
 
     def new(self, addresses: Iterable[str]) -> list[str]:
         """Those of them that have never been looked up."""
@@ -55,6 +64,7 @@ class EngineAddresses:
         before = self._known.get(address)
         if before is None or before.rpartition(":")[0].strip("[]") not in ips:
             self._known[address] = _joined(ips[0], int(port))
+            self._names[self._known[address]] = address
             self.version += 1
 
 
