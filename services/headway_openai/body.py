@@ -10,7 +10,7 @@ from headway.routing.v1 import routing_pb2 as pb
 
 from headway_openai.errors import ApiError
 
-__all__ = ["Api", "ParsedBody", "forwarded_body", "parse_body"]
+__all__ = ["Api", "Message", "ParsedBody", "forwarded_body", "message_content", "parse_body", "set_prompt"]
 
 Api = Literal["chat/completions", "completions", "embeddings", "other"]
 """What follows `/v1/`; of `other` only the model is read."""
@@ -28,7 +28,9 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Message(msgspec.Struct):
+class Message(msgspec.Struct):
+    """One message of a chat, as far as it is read."""
+
     role: str
     content: str | list[msgspec.Raw] | None = None
     name: str | None = None
@@ -49,7 +51,7 @@ class _Common(msgspec.Struct, kw_only=True):
 
 
 class _Chat(_Common, kw_only=True):
-    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: _U32 | None = None
     tools: msgspec.Raw = _ABSENT
 
@@ -114,7 +116,7 @@ def forwarded_body(parsed: ParsedBody, model: str, cache_salt: str, *, include_u
 def _parse_chat(raw: bytes) -> ParsedBody:
     body = _CHAT.decode(raw)
     messages = [
-        pb.ChatMessage(role=m.role, content=_content(m, f"messages[{i}]"), name=m.name or "")
+        pb.ChatMessage(role=m.role, content=message_content(m, f"messages[{i}]"), name=m.name or "")
         for i, m in enumerate(body.messages)
     ]
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -127,14 +129,14 @@ def _parse_chat(raw: bytes) -> ParsedBody:
 def _parse_completion(raw: bytes) -> ParsedBody:
     body = _COMPLETION.decode(raw)
     route = pb.RouteRequest(model=body.model, max_tokens=body.max_tokens)
-    _set_prompt(route, bytes(body.prompt), "prompt")
+    set_prompt(route, bytes(body.prompt), "prompt")
     return ParsedBody(raw, route, body.model, bool(body.stream), _wants_usage(body))
 
 
 def _parse_embedding(raw: bytes) -> ParsedBody:
     body = _EMBEDDING.decode(raw)
     route = pb.RouteRequest(model=body.model, task_hint=pb.TASK_HINT_SHORT)
-    _set_prompt(route, bytes(body.input), "input")
+    set_prompt(route, bytes(body.input), "input")
     return ParsedBody(raw, route, body.model, stream=False, wants_usage=False)
 
 
@@ -163,7 +165,7 @@ def _wants_usage(body: _Common) -> bool:
     return body.stream_options is not None and bool(body.stream_options.include_usage)
 
 
-def _content(message: _Message, place: str) -> str:
+def message_content(message: Message, place: str) -> str:
     """Concatenate the parts; what is not text stands as `<type:digest>`; tool calls follow as they came."""
     tail = _text(message.tool_calls)
     if isinstance(message.content, list):
@@ -188,7 +190,7 @@ def _part(raw: msgspec.Raw, place: str) -> str:
     return f"<{part.type}:{hashlib.blake2b(content, digest_size=16).hexdigest()}>"
 
 
-def _set_prompt(route: pb.RouteRequest, raw: bytes, field: str) -> None:
+def set_prompt(route: pb.RouteRequest, raw: bytes, field: str) -> None:
     """Read a string, strings, token ids or lists of them; a batch counts as one prompt, in order."""
     start = raw[:64].replace(b" ", b"").replace(b"\n", b"").replace(b"\t", b"")
     try:

@@ -5,11 +5,13 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import structlog
 
+from headway_scheduler.addresses import EngineAddresses
 from headway_scheduler.config import Config
 from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
@@ -19,7 +21,7 @@ from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, 
 from headway_scheduler.store.base import Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 
-__all__ = ["Scheduler"]
+__all__ = ["DiscoveryCounts", "Scheduler"]
 
 log = structlog.get_logger()
 
@@ -27,6 +29,15 @@ _PERSIST_S: Final = 5.0
 _RESTART_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _SALT_KEY: Final = "cache_salt_secret"
+
+
+@dataclass(slots=True)
+class DiscoveryCounts:
+    """What Envoys were told: streams open now, answers sent, answers that an Envoy rejected."""
+
+    streams: int = 0
+    answers: int = 0
+    rejections: int = 0
 
 
 class Scheduler:
@@ -40,6 +51,8 @@ class Scheduler:
         self.started_at = time.time()
         self.draining = False
         self.refusals: dict[str, int] = {}
+        self.addresses = EngineAddresses()
+        self.discovery = DiscoveryCounts()
         self.core = Core(
             CoreConfig(
                 name=config.name,

@@ -74,9 +74,16 @@ class Config(BaseSettings):
     """How long calls in progress may take after SIGTERM."""
     max_message_bytes: int = Field(64 * 1024 * 1024, ge=1024 * 1024)
     """gRPC's own limit, above our field limits, so that a big prompt meets our answer and not the transport's."""
+    prompt_header_engines: str = "sglang"
+    """Engines, by comma, that send a stream's headers with its first token: the access log's first byte is a TTFT."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     seed: int = Field(default_factory=lambda: secrets.randbits(64))
     """Of every random number in decisions."""
+
+    @property
+    def engines_with_prompt_headers(self) -> frozenset[str]:
+        """`prompt_header_engines`, read."""
+        return frozenset(name.strip() for name in self.prompt_header_engines.split(",")) - {""}
 
     @property
     def on_loopback(self) -> bool:

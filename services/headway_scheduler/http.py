@@ -48,6 +48,11 @@ class _SchedulerCollector(Collector):
             GaugeMetricFamily("headway_holds", "Routes held.", len(scheduler.dispatcher.holds)),
             GaugeMetricFamily("headway_nodes", "Nodes known.", len(fleet.nodes)),
             GaugeMetricFamily("headway_index_blocks", "Distinct blocks in the index.", len(scheduler.index)),
+            GaugeMetricFamily("headway_envoys", "Envoys that follow the fleet.", scheduler.discovery.streams),
+            CounterMetricFamily("headway_discovery_answers", "Answers sent to Envoys.", scheduler.discovery.answers),
+            CounterMetricFamily(
+                "headway_discovery_rejections", "Answers that an Envoy rejected.", scheduler.discovery.rejections
+            ),
             GaugeMetricFamily("headway_store_available", "1: Postgres answers.", int(scheduler.store.available)),
             GaugeMetricFamily("headway_draining", "1: going away.", int(scheduler.draining)),
         ]

@@ -16,7 +16,7 @@ from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
-from headway_scheduler.envoy.ext_proc import EXT_PROC, ExtProcService
+from headway_scheduler.envoy.services import ADMIT_THEMSELVES, EXT_PROC, EnvoyServices
 from headway_scheduler.rpc.admin import AdminService
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.fleet import FleetService
@@ -50,7 +50,7 @@ class GrpcServer:
             lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
         )
         self._server = grpc.aio.server(
-            interceptors=[CallInterceptor(authenticator, admit_themselves=(f"/{EXT_PROC}/",))],
+            interceptors=[CallInterceptor(authenticator, admit_themselves=ADMIT_THEMSELVES)],
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_metadata_size", 16 * 1024),
@@ -66,8 +66,6 @@ class GrpcServer:
         routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), self._server)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), self._server)
         fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), self._server)
-        ext_proc = ExtProcService(scheduler, authenticator, config.max_message_bytes)
-        self._server.add_generic_rpc_handlers((ext_proc.handler(),))
         admin = AdminService(
             store=scheduler.store,
             state=lambda: scheduler.desired,
@@ -76,6 +74,8 @@ class GrpcServer:
             fleet=LiveFleet(scheduler),
         )
         admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
+        self._envoy = EnvoyServices(scheduler, authenticator)
+        self._envoy.add_to(self._server)
         served = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(served, self._server)  # type: ignore[no-untyped-call]
 
@@ -87,6 +87,7 @@ class GrpcServer:
             self.port = self._server.add_secure_port(config.listen, grpc.ssl_server_credentials([pair]))
         else:
             self.port = self._server.add_insecure_port(config.listen)
+        self._envoy.start()
         await self._server.start()
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
@@ -99,6 +100,7 @@ class GrpcServer:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle(), grace_s)
         await self._server.stop(min(_LAST_WORDS_S, grace_s))
+        await self._envoy.stop()
 
     async def _idle(self) -> None:
         """Wait until the last reservation has ended."""

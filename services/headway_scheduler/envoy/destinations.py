@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from headway_scheduler.addresses import EngineAddresses
 from headway_scheduler.admission.choosing import names_endpoint
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.decision import Decision
@@ -10,19 +11,19 @@ from headway_scheduler.errors import NoEndpoints
 __all__ = ["any_endpoint", "destinations"]
 
 
-def destinations(decision: Decision) -> str:
+def destinations(decision: Decision, addresses: EngineAddresses) -> str:
     """The chosen `ip:port` and those to fall back on, in the order of preference.
 
     Only what the body also fits: another engine may not know `cache_salt`, another rank has another header.
     """
     chosen = decision.endpoint.spec
-    addresses = [chosen.address]
+    found = [chosen.address]
     for fallback in decision.fallbacks:
         spec = fallback.spec
         alike = spec.engine == chosen.engine and spec.dp_rank == chosen.dp_rank
-        if alike and spec.address not in addresses:
-            addresses.append(spec.address)
-    return ",".join(addresses)
+        if alike and spec.address not in found:
+            found.append(spec.address)
+    return ",".join(addresses.shown(each) for each in found)
 
 
 def any_endpoint(scheduler: Scheduler, tenant: str, subset: Sequence[str] | None) -> str:
@@ -36,4 +37,5 @@ def any_endpoint(scheduler: Scheduler, tenant: str, subset: Sequence[str] | None
     if not endpoints:
         raise NoEndpoints(f"there is no endpoint that {tenant!r} may use", tenant=tenant)
     inflight = scheduler.fleet.columns.inflight
-    return min(endpoints, key=lambda endpoint: inflight[endpoint.slot]).spec.address
+    least = min(endpoints, key=lambda endpoint: inflight[endpoint.slot])
+    return scheduler.addresses.shown(least.spec.address)

@@ -232,7 +232,7 @@ class Exchange:
         head = self._head
         return replies.routed(
             kind,
-            destination=destinations(decision),
+            destination=destinations(decision, self._scheduler.addresses),
             strip=head.strip,
             request_id="" if "x-request-id" in head.values else decision.request_id,
             body=body if replace else None,
@@ -308,7 +308,7 @@ class Exchange:
 
     def _note_server(self, message: pb.ProcessingRequest) -> None:
         """The plane may have gone elsewhere: the reservation moves to whoever served."""
-        served = served_by(message)
+        served = self._scheduler.addresses.named(served_by(message))
         if self._open and self._decision is not None and served and served != self._decision.endpoint.spec.address:
             self._report(ServedBy(served))
 

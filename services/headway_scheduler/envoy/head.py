@@ -12,7 +12,7 @@ from headway_openai.body import Api
 from headway_scheduler.envoy.plane import Control, Plane
 from headway_scheduler.errors import InvalidField, NoEndpoints
 
-__all__ = ["DESTINATION", "Head", "read_head", "subset_hint"]
+__all__ = ["DESTINATION", "Head", "head_of", "read_head", "subset_hint"]
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 """Where the request shall go: `ip:port`, or several in the order of preference."""
@@ -76,14 +76,17 @@ class Head:
 
 
 def read_head(message: pb.HttpHeaders) -> Head:
-    """Read the headers of one message."""
-    head = Head()
-    values = head.values
-    for each in message.headers.headers:
-        key = each.key
-        values[key] = each.raw_value.decode("utf-8", "replace") if each.raw_value else each.value
-        if key.startswith(_STRIPPED):
-            head.strip.append(key)
+    """Read the headers of one ext_proc message."""
+    return head_of(
+        (each.key, each.raw_value.decode("utf-8", "replace") if each.raw_value else each.value)
+        for each in message.headers.headers
+    )
+
+
+def head_of(headers: Iterable[tuple[str, str]]) -> Head:
+    """Read headers, their names in lower case."""
+    head = Head(dict(headers))
+    head.strip = [name for name in head.values if name.startswith(_STRIPPED)]
     return head
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Final
 
+from envoy.service.accesslog.v3 import als_pb2
+from envoy.service.auth.v3 import external_auth_pb2
+from envoy.service.discovery.v3 import ads_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2
 from google.protobuf.descriptor import ServiceDescriptor
 from headway.admin.v1 import admin_pb2
@@ -45,6 +48,9 @@ ROLES: Final[Mapping[str, Roles]] = {
     **_each(telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"], _AGENTS),
     **_each(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], _WATCHERS),
     **_each(external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"], _ROUTERS),
+    **_each(ads_pb2.DESCRIPTOR.services_by_name["AggregatedDiscoveryService"], _ROUTERS),
+    **_each(external_auth_pb2.DESCRIPTOR.services_by_name["Authorization"], _ROUTERS),
+    **_each(als_pb2.DESCRIPTOR.services_by_name["AccessLogService"], _ROUTERS),
     **_admin(),
 }
 

@@ -1,6 +1,9 @@
 """The table of methods and roles."""
 
 import pytest
+from envoy.service.accesslog.v3 import als_pb2
+from envoy.service.auth.v3 import external_auth_pb2
+from envoy.service.discovery.v3 import ads_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2
 from google.protobuf.descriptor import ServiceDescriptor
 from headway.admin.v1 import admin_pb2
@@ -17,6 +20,9 @@ SERVICES: list[ServiceDescriptor] = [
     routing_pb2.DESCRIPTOR.services_by_name["Router"],
     telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"],
     external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"],
+    external_auth_pb2.DESCRIPTOR.services_by_name["Authorization"],
+    als_pb2.DESCRIPTOR.services_by_name["AccessLogService"],
+    ads_pb2.DESCRIPTOR.services_by_name["AggregatedDiscoveryService"],
 ]
 METHODS = [(service.name, method.name, f"/{service.full_name}/{method.name}") for service in SERVICES
            for method in service.methods]  # fmt: skip
@@ -24,7 +30,8 @@ METHODS = [(service.name, method.name, f"/{service.full_name}/{method.name}") fo
 # Written out, so that a change of the table is a change of this test. A verb of Admin is its first word.
 EXPECTED = {
     ("Router", "*"): {"router", "admin"},
-    ("ExternalProcessor", "*"): {"router", "admin"},
+    **{(service, "*"): {"router", "admin"}
+       for service in ("ExternalProcessor", "Authorization", "AccessLogService", "AggregatedDiscoveryService")},
     ("Telemetry", "*"): {"agent", "admin"},
     ("Fleet", "*"): {"viewer", "admin", "router"},
     ("Admin", "Get"): {"viewer", "admin"},
