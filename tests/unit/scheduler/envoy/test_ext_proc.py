@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import grpc
 import pytest
-from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, POST, STREAMED, Process, Refused, set_headers
+from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, PARTIAL, POST, STREAMED, Process, Refused, set_headers
 from fakes.rig import Rig, desired_state, spec
 from headway_scheduler.domain.desired import Binding, Credential, GpuGroup, Model, Role, Tenant
 from headway_scheduler.domain.report import Outcome
@@ -234,6 +234,62 @@ class TestRequest:
         process.headers(POST)
         refused, error = await refusal(process)
         assert (refused.status, error["param"]) == (400, "model")
+
+    async def test_a_body_that_was_cut_is_routed_by_its_beginning_and_sent_on_as_it_is(self, world):
+        process = world.process(request=PARTIAL)
+        raw = chat("x" * 40_000, model="m")
+        raw = b'{"model":"m",' + raw[1:]
+        process.headers(POST | {"content-length": str(len(raw))})
+        await process.reply("request_headers")
+        process.body(raw[:8192], end=False)
+        reply = (await process.reply("request_body")).request_body.response
+        assert DESTINATION in set_headers(reply.header_mutation) and not reply.HasField("body_mutation")
+        assert world.request.prompt_tokens == pytest.approx(len(raw) / 4, rel=0.01)
+        assert len(world.reservation.attachment.chain.hashes) == 31
+        process.half_close()
+        await process.ended()
+        assert world.rig.is_empty()
+
+    async def test_a_whole_body_is_read_as_one_also_where_it_could_have_been_cut(self, world):
+        process = world.process(request=PARTIAL)
+        process.headers(POST)
+        await process.reply("request_headers")
+        process.body(chat(model="alias"), end=False)  # trailers follow
+        reply = (await process.reply("request_body")).request_body.response
+        assert json.loads(reply.body_mutation.body)["model"] == "m"
+        process.half_close()
+        await process.ended()
+
+    @pytest.mark.parametrize(
+        ("raw", "settings", "status", "param"),
+        [
+            (b'{"messages":[{"role":"user","content":"' + b"x" * 9000, {}, 400, "model"),
+            (b'{"model":"alias","messages":[{"role":"user","content":"' + b"x" * 9000, {}, 400, "model"),
+            (b"<xml>", {}, 400, None),
+        ],
+    )
+    async def test_what_a_cut_body_cannot_be_served_for(self, world, raw, settings, status, param):
+        process = world.process(request=PARTIAL, **settings)
+        process.headers(POST)
+        await process.reply("request_headers")
+        process.body(raw, end=False)
+        refused, error = await refusal(process)
+        assert (refused.status, error["param"]) == (status, param)
+        assert world.rig.is_empty()
+
+    async def test_planes_that_cannot_send_a_salt_serve_only_dedicated_engines(self):
+        world = World()
+        world.rig.connect("n", spec(1, engine="vllm"), spec(2, engine="vllm"))
+        process = world.process(request=NONE, model="m", tenant="acme")
+        process.headers(POST)
+        refused, _ = await refusal(process)
+        assert (refused.status, refused.headers["x-headway-reason"]) == (403, "NOT_PERMITTED")
+        assert world.rig.is_empty()
+        process = world.process(request=NONE, model="m")
+        process.headers(POST, subset="10.0.0.2")  # the default tenant's alone
+        await process.reply("request_headers")
+        process.half_close()
+        await process.ended()
 
     async def test_an_envoy_that_does_not_tell_its_modes_streams(self, world):
         reply, _ = await ask(process := world.process(told=False))
