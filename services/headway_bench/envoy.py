@@ -112,7 +112,9 @@ async def _load(port: int, connections: int, seconds: float, body_bytes: int) ->
         out, _ = await process.communicate()
     found: Json = json.loads(out)
     if found["failed"] or found["broken"] or not found["requests"]:
-        raise BenchError(f"of {found['requests']} requests {found['failed']} failed, {found['broken']} connections broke")
+        raise BenchError(
+            f"of {found['requests']} requests {found['failed']} failed, {found['broken']} connections broke"
+        )
     return found
 
 
@@ -192,9 +194,7 @@ async def _tell(call: Any, addresses: list[str]) -> None:
     while True:
         sequence += 1
         engines = [telemetry_pb2.EngineSample(address=address, ready=True) for address in addresses]
-        await call.write(
-            telemetry_pb2.ConnectRequest(sample=telemetry_pb2.Sample(sequence=sequence, engines=engines))
-        )
+        await call.write(telemetry_pb2.ConnectRequest(sample=telemetry_pb2.Sample(sequence=sequence, engines=engines)))
         await asyncio.sleep(1.0)
 
 
@@ -226,9 +226,7 @@ async def _listeners(admin: str) -> dict[str, int]:
             await asyncio.sleep(0.05)
         async with http.get(f"http://{admin}/listeners?format=json") as answer:
             found = await answer.json(content_type=None)
-    return {
-        each["name"]: each["local_address"]["socket_address"]["port_value"] for each in found["listener_statuses"]
-    }
+    return {each["name"]: each["local_address"]["socket_address"]["port_value"] for each in found["listener_statuses"]}
 
 
 async def _appears(path: Path, process: asyncio.subprocess.Process) -> None:

@@ -679,12 +679,39 @@ class TestAnswer:
         process.headers(headers, kind="response_headers")
         reply = await process.reply("response_headers")
         assert not reply.response_headers.response.HasField("header_mutation")
-        assert await self.streamed(process, data[:20], end=False) == ([data[:20]], False)
-        assert await self.streamed(process, data[20:]) == ([data[20:]], True)
+        assert await self.streamed(process, data[:20], end=False) == ([], False)  # it means nothing before its end
+        assert await self.streamed(process, data[20:]) == ([data], True)
         assert (usage[0].prompt_tokens, usage[0].completion_tokens) == (5, 3)
         assert world.rig.is_empty()
         process.half_close()
         await process.ended()
+
+    async def test_a_big_answer_is_not_kept_until_its_end(self, world):
+        process = await self.begun(world, chat())
+        process.headers({":status": "200", "content-type": "application/json"}, kind="response_headers")
+        await process.reply("response_headers")
+        assert await self.streamed(process, b"1" * 40_000, end=False) == ([], False)
+        pieces, end = await self.streamed(process, b"2" * 40_000, end=False)
+        assert ([len(piece) for piece in pieces], end) == ([62_000, 18_000], False)
+        assert await self.streamed(process, b"3", end=True) == ([b"3"], True)
+        await process.ended()
+        assert world.rig.is_empty()
+
+    @pytest.mark.parametrize("how", ["the end", "trailers"])
+    async def test_what_was_kept_goes_out(self, world, how):
+        process = await self.begun(world, chat())
+        process.headers({":status": "200", "content-type": "application/json"}, kind="response_headers")
+        await process.reply("response_headers")
+        await self.streamed(process, b"{}", end=False)
+        if how == "trailers":
+            process.trailers("response_trailers")
+            reply = (await process.reply("response_body")).response_body.response
+            assert reply.body_mutation.streamed_response.body == b"{}"
+            await process.reply("response_trailers")
+        else:
+            assert await self.streamed(process, b"") == ([b"{}"], True)
+        await process.ended()
+        assert world.rig.is_empty() and world.outcomes == [False]
 
     @pytest.mark.parametrize("response", [STREAMED, BUFFERED, DUPLEX])
     @pytest.mark.parametrize("cut", [1, 5, 1000])
