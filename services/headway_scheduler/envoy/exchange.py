@@ -84,7 +84,8 @@ class Exchange:
         self._size = 0
         self._collecting = False
         self._received = 0.0
-        self._parsed: ParsedBody | None = None
+        self._asked = ""
+        self._strips_usage = False
         self._decision: Decision | None = None
         self._open = False
         self._waiting_for_token = True
@@ -183,12 +184,13 @@ class Exchange:
 
     async def _decide_by(self, raw: bytes) -> tuple[Decision, bytes]:
         """Route by a body; the decision, and the body to send on."""
-        parsed = self._parsed = parse_body(self._head.api, raw)
-        self._owner.sends_first_token = parsed.stream
+        parsed = parse_body(self._head.api, raw)
+        # Of the body only this is kept: an answer may take an hour, and thousands are on their way at once.
+        self._asked, self._owner.sends_first_token = parsed.model, parsed.stream
+        self._strips_usage = parsed.stream and self._wants_usage(parsed)
         decision = await self._decide(parsed.route)
-        return decision, forwarded_body(
-            parsed, decision.model, decision.cache_salt, include_usage=self._wants_usage(parsed)
-        )
+        body = forwarded_body(parsed, decision.model, decision.cache_salt, include_usage=self._strips_usage)
+        return decision, body
 
     def _wants_usage(self, parsed: ParsedBody) -> bool:
         """Whether a stream shall end with its usage, which only we want: it must go by us to be taken out again."""
@@ -276,8 +278,8 @@ class Exchange:
     async def _response_headers(self, message: pb.ProcessingRequest) -> None:
         headers = read_head(message.response_headers).values
         self._note_server(message)
-        strip = self._parsed is not None and self._parsed.stream and self._wants_usage(self._parsed)
-        answer = self._answer = Answer(headers, response_details(message), self._renaming(), strip=strip)
+        details = response_details(message)
+        answer = self._answer = Answer(headers, details, self._renaming(), strip=self._strips_usage)
         if answer.status >= 400 or message.response_headers.end_of_stream:
             self._finish(answer.outcome())
         if answer.changes and self._response_mode in _AS_IT_COMES and "content-length" in headers:
@@ -334,10 +336,9 @@ class Exchange:
 
     def _renaming(self) -> Renaming | None:
         """Clients that asked by an alias are answered by it."""
-        parsed, decision = self._parsed, self._decision
-        if parsed is None or decision is None or parsed.model == decision.model:
+        if self._decision is None or self._asked in ("", self._decision.model):
             return None
-        return Renaming(decision.model, parsed.model)
+        return Renaming(self._decision.model, self._asked)
 
     def _note_server(self, message: pb.ProcessingRequest) -> None:
         """The plane may have gone elsewhere: the reservation moves to whoever served."""

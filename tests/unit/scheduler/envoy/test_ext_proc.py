@@ -1,6 +1,7 @@
 """The endpoint picker's protocol, message by message."""
 
 import asyncio
+import gc
 import hashlib
 import json
 from datetime import UTC, datetime
@@ -9,8 +10,10 @@ import grpc
 import pytest
 from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, PARTIAL, POST, STREAMED, Process, Refused, set_headers
 from fakes.rig import Rig, desired_state, spec
+from headway_openai.body import ParsedBody
 from headway_scheduler.domain.desired import Binding, Credential, GpuGroup, Model, Role, Tenant
 from headway_scheduler.domain.report import Outcome
+from headway_scheduler.domain.request import TextPrompt
 from headway_scheduler.envoy.ext_proc import ExtProcService
 from headway_scheduler.rpc.authentication import Authenticator
 
@@ -869,6 +872,16 @@ async def test_the_domains_salt_goes_where_the_engine_knows_it():
     assert set_headers(reply.header_mutation)["content-length"] == str(len(body))
     # What the body does not fit is no fallback.
     assert set_headers(reply.header_mutation)[DESTINATION] == "10.0.0.1:8000,10.0.0.3:8000"
+    process.half_close()
+    await process.ended()
+
+
+async def test_no_body_is_kept_while_its_answer_goes_by(world):
+    await ask(process := world.process(), chat("x" * 100_000, stream=True))
+    process.headers(SSE, kind="response_headers")
+    await process.reply("response_headers")
+    kept = [each for each in gc.get_objects() if isinstance(each, ParsedBody | TextPrompt)]
+    assert [len(each.raw if isinstance(each, ParsedBody) else each.data) for each in kept] == []
     process.half_close()
     await process.ended()
 
