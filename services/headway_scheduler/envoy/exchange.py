@@ -14,6 +14,7 @@ from grpc.aio import ServicerContext
 from headway.routing.v1 import routing_pb2
 from headway_openai.body import ParsedBody, forwarded_body, parse_body
 from headway_openai.errors import ApiError
+from headway_openai.prefix import parse_prefix
 
 from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.app import Scheduler
@@ -23,6 +24,7 @@ from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Repor
 from headway_scheduler.envoy import replies
 from headway_scheduler.envoy.answer import Answer, Renaming
 from headway_scheduler.envoy.destinations import any_endpoint, destinations
+from headway_scheduler.envoy.fixed_bodies import FixedBodies
 from headway_scheduler.envoy.head import Head, read_head, subset_hint
 from headway_scheduler.envoy.plane import Plane
 from headway_scheduler.envoy.serving import response_details, served_by
@@ -62,10 +64,17 @@ class Exchange:
     """One stream. `run` serves it to its end."""
 
     def __init__(
-        self, scheduler: Scheduler, principal: Principal, plane: Plane, context: Context, longest: int
+        self,
+        scheduler: Scheduler,
+        principal: Principal,
+        plane: Plane,
+        context: Context,
+        *,
+        longest_body: int,
+        fixed_bodies: FixedBodies,
     ) -> None:
         self._scheduler, self._principal, self._plane, self._context = scheduler, principal, plane, context
-        self._longest = longest
+        self._longest, self._fixed_bodies = longest_body, fixed_bodies
         self._owner = Owner(principal.id, stream=True)
         self._ahead: asyncio.Future[Any] | None = None
         self._request_mode = self._response_mode = Mode.FULL_DUPLEX
@@ -130,13 +139,13 @@ class Exchange:
         elif self._request_mode in _BUFFERED:
             await self._context.write(replies.routed("request_headers", destination="", strip=self._head.strip))
         else:
-            decision = await self._decide(routing_pb2.RouteRequest(model=self._plane.model))
+            decision = await self._decide_unseen(routing_pb2.RouteRequest(model=self._plane.model))
             await self._context.write(self._routed("request_headers", decision))
 
     async def _request_body(self, message: pb.ProcessingRequest) -> None:
         part = message.request_body
         if self._request_mode in _BUFFERED:
-            await self._route_buffered(part.body)
+            await self._route_buffered(part.body, part.end_of_stream)
         elif not self._collecting:
             await self._context.write(replies.GO_ON["request_body"])
         else:
@@ -165,11 +174,18 @@ class Exchange:
         for piece in replies.body_pieces("request_body", body, end=not trailers):
             await self._context.write(piece)
 
-    async def _route_buffered(self, raw: bytes) -> None:
+    async def _route_buffered(self, raw: bytes, end: bool) -> None:
         if not raw:
             await self._context.write(self._anywhere("request_body"))
             return
-        decision, body = await self._decide_by(raw)
+        try:
+            decision, body = await self._decide_by(raw)
+        except ApiError:
+            if end or self._request_mode is not Mode.BUFFERED_PARTIAL:
+                raise
+            route = parse_prefix(self._head.api, raw)
+            route.model = route.model or self._plane.model
+            decision, body = await self._decide_unseen(route), raw
         await self._context.write(self._routed("request_body", decision, body, len(raw), replace=body is not raw))
 
     async def _decide_by(self, raw: bytes) -> tuple[Decision, bytes]:
@@ -185,16 +201,26 @@ class Exchange:
         """Whether a stream shall end with its usage, which only we want: it must go by us to be taken out again."""
         return self._plane.include_usage and not parsed.wants_usage and self._response_mode is not Mode.NONE
 
-    async def _decide(self, route: routing_pb2.RouteRequest) -> Decision:
+    async def _decide_unseen(self, route: routing_pb2.RouteRequest) -> Decision:
+        """Route a request of whose body no more is seen: its length tells that of the prompt."""
+        length = self._head.values.get("content-length", "")
+        bytes_per_token = self._scheduler.history.bytes_per_token(route.model)
+        tokens = max(1, round(int(length) / bytes_per_token)) if length.isdecimal() else None
+        asked = route.model
+        decision = await self._decide(route, tokens)
+        self._fixed_bodies.check(decision, asked, self._principal, route.tenant)
+        return decision
+
+    async def _decide(self, route: routing_pb2.RouteRequest, prompt_tokens: int | None = None) -> Decision:
         """Choose an endpoint and reserve a place there, perhaps after a hold."""
         scheduler = self._scheduler
         if scheduler.draining:
             raise scheduler.shutting_down()
         self._head.apply(route, self._plane)
         if self._subset is not None:
-            route.subset.endpoints.extend(self._subset)
+            route.subset.endpoints.extend(scheduler.addresses.named(each) for each in self._subset)
         new_id = scheduler.ledger.new_id()
-        request, tenant = request_from_proto(route, self._principal, scheduler.intake, new_id)
+        request, tenant = request_from_proto(route, self._principal, scheduler.intake, new_id, prompt_tokens)
         outcome = scheduler.dispatcher.submit(request, tenant, self._owner, scheduler.clock(), self._deadline())
         decision = await self._settled(HeldCall(scheduler, outcome)) if isinstance(outcome, Waiter) else outcome
         self._decision, self._open, self._sent = decision, True, scheduler.clock()

@@ -18,12 +18,11 @@ from headway_openai.errors import ApiError
 from headway_openai.prefix import parse_prefix
 
 from headway_scheduler.app import Scheduler
-from headway_scheduler.domain.decision import Decision
-from headway_scheduler.domain.desired import Principal
 from headway_scheduler.envoy.destinations import any_endpoint, destinations
+from headway_scheduler.envoy.fixed_bodies import FixedBodies
 from headway_scheduler.envoy.head import DESTINATION, Head, head_of
 from headway_scheduler.envoy.plane import Plane, plane_of
-from headway_scheduler.errors import HeadwayError, InvalidField, NotPermitted
+from headway_scheduler.errors import HeadwayError, InvalidField
 from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.authorization import authorize
@@ -50,8 +49,7 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
 
     def __init__(self, scheduler: Scheduler, authenticator: Authenticator, calls: UnaryCalls) -> None:
         self._scheduler, self._authenticator, self._calls = scheduler, authenticator, calls
-        self._shared: dict[tuple[int, str], bool] = {}
-        self._shared_version = -1
+        self._fixed_bodies = FixedBodies(scheduler)
 
     async def Check(  # noqa: N802
         self, request: external_auth_pb2.CheckRequest, context: Context
@@ -88,7 +86,7 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
             route, principal, context.time_remaining(), self._prompt_tokens(route, http, head)
         )
         try:
-            self._check_servable(decision, asked, principal, route.tenant)
+            self._fixed_bodies.check(decision, asked, principal, route.tenant)
         except HeadwayError as error:
             self._calls.give_back(decision, principal)
             self._scheduler.count_refusal(error)
@@ -102,34 +100,6 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
         length = head.values.get("content-length", "")
         size = int(length) if length.isdecimal() else len(http.raw_body) or len(http.body)
         return max(1, round(size / self._scheduler.history.bytes_per_token(route.model)))
-
-    def _check_servable(self, decision: Decision, asked: str, principal: Principal, tenant_name: str) -> None:
-        """Raise a refusal for what would need another body: an alias, and a salt where tenants share an engine."""
-        spec = decision.endpoint.spec
-        if asked != decision.model and asked not in spec.models:
-            raise InvalidField("model", f"this plane cannot change the body: ask for {decision.model!r}")
-        if not decision.cache_salt:
-            return
-        tenant = self._scheduler.intake.tenant(principal, tenant_name)
-        if self._is_shared(decision, tenant.domain):
-            message = f"{spec.address} serves other isolation domains too, and this plane cannot send a cache salt"
-            raise NotPermitted(message, tenant=tenant.id)
-
-    def _is_shared(self, decision: Decision, domain: str) -> bool:
-        """May tenants of other isolation domains use this endpoint?"""
-        fleet, tenants = self._scheduler.fleet, self._scheduler.intake.desired.tenants
-        if self._shared_version != fleet.version:
-            self._shared_version = fleet.version
-            self._shared.clear()
-        endpoint = fleet.find(decision.endpoint.spec.id)
-        if endpoint is None:
-            return False
-        key = (endpoint.slot, domain)
-        found = self._shared.get(key)
-        if found is None:
-            found = any(tenants[each].domain != domain for each in fleet.tenants_of(endpoint))
-            self._shared[key] = found
-        return found
 
 
 def _of_route(plane: Plane, extensions: Mapping[str, str]) -> Plane:

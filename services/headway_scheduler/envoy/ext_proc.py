@@ -9,9 +9,11 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from grpc.aio import ServicerContext
 
 from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.desired import Principal
 from headway_scheduler.envoy import replies
 from headway_scheduler.envoy.exchange import Exchange
-from headway_scheduler.envoy.plane import plane_of
+from headway_scheduler.envoy.fixed_bodies import FixedBodies
+from headway_scheduler.envoy.plane import Plane, plane_of
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.authentication import Authenticator
@@ -31,6 +33,7 @@ class ExtProcService:
 
     def __init__(self, scheduler: Scheduler, authenticator: Authenticator, longest_body: int) -> None:
         self._scheduler, self._authenticator, self._longest = scheduler, authenticator, longest_body
+        self._fixed_bodies = FixedBodies(scheduler)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What the gRPC server adds. Replies come ready for the wire."""
@@ -51,9 +54,19 @@ class ExtProcService:
             await context.write(replies.immediate(api_error(error)))
             return
         try:
-            await Exchange(self._scheduler, principal, plane, context, self._longest).run()
+            await self._exchange(principal, plane, context).run()
         except asyncio.InvalidStateError:
             return  # Envoy was gone before it had our answer
         except Exception as error:
             fault = unexpected(error, method=_METHOD)
             await context.abort(grpc.StatusCode.INTERNAL, fault.message)
+
+    def _exchange(self, principal: Principal, plane: Plane, context: Context) -> Exchange:
+        return Exchange(
+            self._scheduler,
+            principal,
+            plane,
+            context,
+            longest_body=self._longest,
+            fixed_bodies=self._fixed_bodies,
+        )

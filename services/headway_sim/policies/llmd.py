@@ -19,7 +19,7 @@ from pydantic import Field
 from headway_sim.policies.choice import random_ties
 from headway_sim.policies.prefill import hit_ratio
 
-__all__ = ["Llmd"]
+__all__ = ["Llmd", "queue_score"]
 
 
 class LlmdParameters(Parameters):
@@ -45,11 +45,11 @@ class Llmd:
         """Price each candidate."""
         p = self.parameters
         free = 1.0 - _known(view.kv_use)
-        score = p.prefix_weight * hit_ratio(request, view) + p.queue_weight * _short(view) + p.kv_weight * free
+        score = p.prefix_weight * hit_ratio(request, view) + p.queue_weight * queue_score(view) + p.kv_weight * free
         return Costs(random_ties(-score, view))
 
 
-def _short(view: View) -> FloatColumn:
+def queue_score(view: View) -> FloatColumn:
     """1 for the shortest queue, 0 for the longest."""
     queue = _known(view.waiting)
     longest, shortest = queue.max(), queue.min()

@@ -1,6 +1,8 @@
 """The real Envoy before engines, with a scheduler as its endpoint picker."""
 
 import contextlib
+import io
+import json
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -47,9 +49,9 @@ class Plane:
         return self.served.scheduler.ledger
 
     def post(self, body=None, headers=None, path="/v1/chat/completions", **options):
-        return self.http.post(
-            f"{self.envoy.url}{path}", json=chat() if body is None else body, headers=headers, **options
-        )
+        data = io.BytesIO(json.dumps(chat() if body is None else body).encode())
+        headers = [("content-type", "application/json"), *(headers or [])]
+        return self.http.post(f"{self.envoy.url}{path}", data=data, headers=headers, **options)
 
     async def settled(self):
         """Nothing is in flight: no reservation, no hold, every count zero."""
@@ -83,13 +85,14 @@ def planes(database_url, tmp_path):
     """Make a plane: `async with planes(picker=BUFFERED) as plane`."""
 
     @contextlib.asynccontextmanager
-    async def make(picker=DUPLEX, *, count=2, settings=None, metadata=(), endpoint=None, **fields):
+    async def make(picker=DUPLEX, *, count=2, settings=None, metadata=(), endpoint=None, agent=True, **fields):
         async with contextlib.AsyncExitStack() as stack:
             engines = [await OpenAIEngine().start() for _ in range(count)]
             for engine in engines:
                 stack.push_async_callback(engine.stop)
             served = await stack.enter_async_context(serving(database_url, **(settings or {})))
-            agent = await served.agent("n", *[engine_endpoint(engine, **(endpoint or {})) for engine in engines])
+            endpoints = [engine_endpoint(engine, **(endpoint or {})) for engine in engines]
+            agent = await served.agent("n", *endpoints) if agent else None
             target = f"127.0.0.1:{served.server.port}"
             addresses = [engine.address for engine in engines]
             config = picker_config(target, addresses, picker, metadata, **fields)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import grpc
 import pytest
-from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, POST, STREAMED, Process, Refused, set_headers
+from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, PARTIAL, POST, STREAMED, Process, Refused, set_headers
 from fakes.rig import Rig, desired_state, spec
 from headway_scheduler.domain.desired import Binding, Credential, GpuGroup, Model, Role, Tenant
 from headway_scheduler.domain.report import Outcome
@@ -235,6 +235,62 @@ class TestRequest:
         refused, error = await refusal(process)
         assert (refused.status, error["param"]) == (400, "model")
 
+    async def test_a_body_that_was_cut_is_routed_by_its_beginning_and_sent_on_as_it_is(self, world):
+        process = world.process(request=PARTIAL)
+        raw = chat("x" * 40_000, model="m")
+        raw = b'{"model":"m",' + raw[1:]
+        process.headers(POST | {"content-length": str(len(raw))})
+        await process.reply("request_headers")
+        process.body(raw[:8192], end=False)
+        reply = (await process.reply("request_body")).request_body.response
+        assert DESTINATION in set_headers(reply.header_mutation) and not reply.HasField("body_mutation")
+        assert world.request.prompt_tokens == pytest.approx(len(raw) / 4, rel=0.01)
+        assert len(world.reservation.attachment.chain.hashes) == 31
+        process.half_close()
+        await process.ended()
+        assert world.rig.is_empty()
+
+    async def test_a_whole_body_is_read_as_one_also_where_it_could_have_been_cut(self, world):
+        process = world.process(request=PARTIAL)
+        process.headers(POST)
+        await process.reply("request_headers")
+        process.body(chat(model="alias"), end=False)  # trailers follow
+        reply = (await process.reply("request_body")).request_body.response
+        assert json.loads(reply.body_mutation.body)["model"] == "m"
+        process.half_close()
+        await process.ended()
+
+    @pytest.mark.parametrize(
+        ("raw", "settings", "status", "param"),
+        [
+            (b'{"messages":[{"role":"user","content":"' + b"x" * 9000, {}, 400, "model"),
+            (b'{"model":"alias","messages":[{"role":"user","content":"' + b"x" * 9000, {}, 400, "model"),
+            (b"<xml>", {}, 400, None),
+        ],
+    )
+    async def test_what_a_cut_body_cannot_be_served_for(self, world, raw, settings, status, param):
+        process = world.process(request=PARTIAL, **settings)
+        process.headers(POST)
+        await process.reply("request_headers")
+        process.body(raw, end=False)
+        refused, error = await refusal(process)
+        assert (refused.status, error["param"]) == (status, param)
+        assert world.rig.is_empty()
+
+    async def test_planes_that_cannot_send_a_salt_serve_only_dedicated_engines(self):
+        world = World()
+        world.rig.connect("n", spec(1, engine="vllm"), spec(2, engine="vllm"))
+        process = world.process(request=NONE, model="m", tenant="acme")
+        process.headers(POST)
+        refused, _ = await refusal(process)
+        assert (refused.status, refused.headers["x-headway-reason"]) == (403, "NOT_PERMITTED")
+        assert world.rig.is_empty()
+        process = world.process(request=NONE, model="m")
+        process.headers(POST, subset="10.0.0.2")  # the default tenant's alone
+        await process.reply("request_headers")
+        process.half_close()
+        await process.ended()
+
     async def test_an_envoy_that_does_not_tell_its_modes_streams(self, world):
         reply, _ = await ask(process := world.process(told=False))
         assert DESTINATION in set_headers(reply.header_mutation)
@@ -373,19 +429,20 @@ class TestSubset:
         assert (await refusal(process))[0].status == 503
 
 
-class TestRefusals:
-    BAD = {
-        "no json": (b"{", None, "invalid_json"),
-        "no model": (b'{"messages":[{"role":"user","content":"x"}]}', "model", "invalid_value"),
-        "no messages": (b'{"model":"m"}', "messages", "invalid_value"),
-        "wrong type": (b'{"model":"m","messages":[{"role":1}]}', "messages[0].role", "invalid_value"),
-        "not utf-8": (b'{"model":"m\xff"}', None, "invalid_json"),
-    }  # fmt: skip
+BAD = {
+    "no json": (b"{", None, "invalid_json"),
+    "no model": (b'{"messages":[{"role":"user","content":"x"}]}', "model", "invalid_value"),
+    "no messages": (b'{"model":"m"}', "messages", "invalid_value"),
+    "wrong type": (b'{"model":"m","messages":[{"role":1}]}', "messages[0].role", "invalid_value"),
+    "not utf-8": (b'{"model":"m\xff"}', None, "invalid_json"),
+}  # fmt: skip
 
+
+class TestRefusals:
     @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX])
     @pytest.mark.parametrize("bad", BAD)
     async def test_bad_bodies(self, world, bad, mode):
-        raw, param, code = self.BAD[bad]
+        raw, param, code = BAD[bad]
         process = world.process(request=mode)
         process.headers(POST)
         if mode == BUFFERED:
@@ -530,14 +587,15 @@ class TestHolds:
         assert world.rig.is_empty()
 
 
-class TestAnswer:
-    SSE = {":status": "200", "content-type": "text/event-stream; charset=utf-8"}
-    ROLE = 'data: {"model":"m","choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'.encode()
-    WORD = 'data: {"model":"m","choices":[{"delta":{"content":"Grüße"}}]}\n\n'.encode()
-    USAGE = b'data: {"model":"m","choices":[],"usage":{"prompt_tokens":11,"completion_tokens":2}}\n\n'
-    DONE = b"data: [DONE]\n\n"
-    STREAM = ROLE + WORD + WORD + USAGE + DONE
+SSE = {":status": "200", "content-type": "text/event-stream; charset=utf-8"}
+ROLE = b'data: {"model":"m","choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+WORD = 'data: {"model":"m","choices":[{"delta":{"content":"Grüße"}}]}\n\n'.encode()
+USAGE = b'data: {"model":"m","choices":[],"usage":{"prompt_tokens":11,"completion_tokens":2}}\n\n'
+DONE = b"data: [DONE]\n\n"
+STREAM = ROLE + WORD + WORD + USAGE + DONE
 
+
+class TestAnswer:
     async def begun(self, world, raw=None, **settings):
         process = world.process(**settings)
         if settings.get("request") == BUFFERED:
@@ -559,15 +617,15 @@ class TestAnswer:
         process = await self.begun(world)
         usage = []
         world.rig.scheduler.reporting.record_usage = lambda tenant, model, used: usage.append(used)
-        process.headers(self.SSE, kind="response_headers")
+        process.headers(SSE, kind="response_headers")
         await process.reply("response_headers")
         out = b""
-        for start in range(0, len(self.STREAM), cut):
-            piece = self.STREAM[start : start + cut]
+        for start in range(0, len(STREAM), cut):
+            piece = STREAM[start : start + cut]
             world.rig.clock.now += 0.5 if start == 0 else 0
-            got, _ = await self.streamed(process, piece, end=start + cut >= len(self.STREAM))
+            got, _ = await self.streamed(process, piece, end=start + cut >= len(STREAM))
             out += b"".join(got)
-        assert out == self.STREAM.replace(self.USAGE, b"")
+        assert out == STREAM.replace(USAGE, b"")
         assert (usage[0].prompt_tokens, usage[0].completion_tokens) == (11, 2)
         assert world.rig.is_empty() and world.outcomes == [False]
         process.half_close()
@@ -575,12 +633,12 @@ class TestAnswer:
 
     async def test_the_first_token_ends_the_prefill(self, world):
         process = await self.begun(world)
-        process.headers(self.SSE, kind="response_headers")
+        process.headers(SSE, kind="response_headers")
         await process.reply("response_headers")
-        await self.streamed(process, self.ROLE, end=False)
+        await self.streamed(process, ROLE, end=False)
         assert world.reservation.first_token_at is None
         world.rig.clock.now += 0.25
-        await self.streamed(process, self.WORD, end=False)
+        await self.streamed(process, WORD, end=False)
         assert world.reservation.attachment.ttft_ms == 250
         process.half_close()
         await process.ended()
@@ -588,9 +646,9 @@ class TestAnswer:
 
     async def test_after_done_a_disconnect_is_a_success(self, world):
         process = await self.begun(world)
-        process.headers(self.SSE, kind="response_headers")
+        process.headers(SSE, kind="response_headers")
         await process.reply("response_headers")
-        await self.streamed(process, self.STREAM, end=False)
+        await self.streamed(process, STREAM, end=False)
         assert world.rig.is_empty() and world.outcomes == [False]
         process.half_close()
         await process.ended()
@@ -599,10 +657,10 @@ class TestAnswer:
     async def test_however_it_breaks_off_the_reservation_ends(self, world, how):
         process = await self.begun(world)
         if how != "before the headers":
-            process.headers(self.SSE, kind="response_headers")
+            process.headers(SSE, kind="response_headers")
             await process.reply("response_headers")
         if how == "mid-stream":
-            await self.streamed(process, self.ROLE + self.WORD + self.WORD[:20], end=False)
+            await self.streamed(process, ROLE + WORD + WORD[:20], end=False)
         if how == "by cancelling":
             process.task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -661,7 +719,7 @@ class TestAnswer:
     async def test_where_no_body_goes_by_the_headers_tell_how_it_ended(self, world):
         for status, outcome in (("200", [False]), ("404", []), ("500", [True])):
             process = await self.begun(world, response=NONE)
-            process.headers(self.SSE | {":status": status}, kind="response_headers")
+            process.headers(SSE | {":status": status}, kind="response_headers")
             await process.reply("response_headers")
             process.half_close()
             await process.ended()
@@ -671,8 +729,11 @@ class TestAnswer:
 
     async def test_usage_is_asked_for_only_where_it_can_be_taken_out_again(self, world):
         for settings, asked in (
-            ({}, True), ({"response": NONE}, False), ({"include_usage": "false"}, False), ({"include_usage": "true"}, True),
-        ):  # fmt: skip
+            ({}, True),
+            ({"response": NONE}, False),
+            ({"include_usage": "false"}, False),
+            ({"include_usage": "true"}, True),
+        ):
             process = world.process(**settings)
             _, body = await ask(process, chat(stream=True))
             assert ("stream_options" in json.loads(body)) == asked
@@ -681,18 +742,18 @@ class TestAnswer:
 
     async def test_usage_that_the_client_wants_stays(self, world):
         process = await self.begun(world, chat(stream=True, stream_options={"include_usage": True}))
-        process.headers(self.SSE, kind="response_headers")
+        process.headers(SSE, kind="response_headers")
         await process.reply("response_headers")
-        pieces, _ = await self.streamed(process, self.STREAM)
-        assert b"".join(pieces) == self.STREAM
+        pieces, _ = await self.streamed(process, STREAM)
+        assert b"".join(pieces) == STREAM
         process.half_close()
         await process.ended()
 
     async def test_trailers_end_the_answer(self, world):
         process = await self.begun(world)
-        process.headers(self.SSE, kind="response_headers")
+        process.headers(SSE, kind="response_headers")
         await process.reply("response_headers")
-        await self.streamed(process, self.ROLE + self.WORD, end=False)
+        await self.streamed(process, ROLE + WORD, end=False)
         process.trailers("response_trailers")
         await process.reply("response_trailers")
         assert world.rig.is_empty() and world.outcomes == [False]
@@ -701,7 +762,7 @@ class TestAnswer:
 
     async def test_compressed_answers_are_left_alone(self, world):
         process = await self.begun(world)
-        process.headers(self.SSE | {"content-encoding": "gzip"}, kind="response_headers")
+        process.headers(SSE | {"content-encoding": "gzip"}, kind="response_headers")
         await process.reply("response_headers")
         assert await self.streamed(process, b"\x1f\x8b\x08") == ([b"\x1f\x8b\x08"], True)
         assert world.rig.is_empty()
@@ -710,9 +771,9 @@ class TestAnswer:
 
     async def test_an_error_inside_a_stream_is_the_endpoints(self, world):
         process = await self.begun(world)
-        process.headers(self.SSE, kind="response_headers")
+        process.headers(SSE, kind="response_headers")
         await process.reply("response_headers")
-        await self.streamed(process, self.WORD + b'data: {"error":{"message":"x"}}\n\n' + self.DONE)
+        await self.streamed(process, WORD + b'data: {"error":{"message":"x"}}\n\n' + DONE)
         assert world.outcomes == [True]
         process.half_close()
         await process.ended()

