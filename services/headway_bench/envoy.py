@@ -68,7 +68,9 @@ class EnvoyBench:
 
     async def _measure(self, port: int) -> Json:
         settings = self._settings
-        await _load(port, settings.connections, min(1.0, settings.seconds), settings.prompt_bytes)  # connections, caches, learned speeds
+        await _load(
+            port, settings.connections, min(1.0, settings.seconds), settings.prompt_bytes
+        )  # connections, caches, learned speeds
         before = self._cpu_s()
         loaded = await _load(port, settings.connections, settings.seconds, settings.prompt_bytes)
         spent = [after - earlier for after, earlier in zip(self._cpu_s(), before, strict=True)]
