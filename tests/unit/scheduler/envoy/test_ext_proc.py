@@ -308,6 +308,15 @@ class TestRequest:
         process.half_close()
         await process.ended()
 
+    @pytest.mark.parametrize(
+        "path", ["/v1/chat/completions", "/tenants/acme/v1/chat/completions?x=/y", "/chat/completions"]
+    )
+    async def test_a_path_counts_by_its_end(self, world, path):
+        await ask(process := world.process(), headers={":path": path})
+        assert world.request.prompt_tokens > 0
+        process.half_close()
+        await process.ended()
+
     async def test_a_request_id_is_made_where_there_is_none(self, world):
         reply, _ = await ask(process := world.process())
         assert set_headers(reply.header_mutation)["x-request-id"]
