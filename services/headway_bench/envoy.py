@@ -17,7 +17,7 @@ import grpc
 import psutil
 from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 
-__all__ = ["EnvoyBench", "EnvoySettings"]
+__all__ = ["BenchError", "EnvoyBench", "EnvoySettings"]
 
 Json = dict[str, Any]  # what goes to Envoy, and what is printed
 _V3: Final = "type.googleapis.com/envoy.extensions"
@@ -59,8 +59,6 @@ class EnvoyBench:
             direct = await self._measure(ports["direct"])
             found: Json = {"settings": _as_json(self._settings), "direct": direct}
             for name in ("ext_proc", "ext_proc_buffered", "ext_authz"):
-                if name not in ports:
-                    continue
                 measured = await self._measure(ports[name])
                 measured["cpu_us_over_direct"] = round(measured["cpu_us"] - direct["cpu_us"], 1)
                 measured["p50_ms_over_direct"] = round(measured["p50_ms"] - direct["p50_ms"], 3)
@@ -70,7 +68,9 @@ class EnvoyBench:
 
     async def _measure(self, port: int) -> Json:
         settings = self._settings
-        await _load(port, settings.connections, 1.0, settings.prompt_bytes)  # connections, caches, learned speeds
+        await _load(
+            port, settings.connections, min(1.0, settings.seconds), settings.prompt_bytes
+        )  # connections, caches, learned speeds
         before = self._cpu_s()
         loaded = await _load(port, settings.connections, settings.seconds, settings.prompt_bytes)
         spent = [after - earlier for after, earlier in zip(self._cpu_s(), before, strict=True)]
@@ -86,7 +86,7 @@ class EnvoyBench:
         }
 
     async def _measure_big(self, port: int) -> Json:
-        await _load(port, 2, 1.0, _BIG_BYTES)
+        await _load(port, 2, min(1.0, self._settings.seconds), _BIG_BYTES)
         before = sum(self._cpu_s())
         loaded = await _load(port, 2, self._settings.seconds, _BIG_BYTES)
         cpu_s = sum(self._cpu_s()) - before
@@ -112,7 +112,9 @@ async def _load(port: int, connections: int, seconds: float, body_bytes: int) ->
         out, _ = await process.communicate()
     found: Json = json.loads(out)
     if found["failed"] or found["broken"] or not found["requests"]:
-        raise BenchError(f"of {found['requests']} requests {found['failed']} failed, {found['broken']} connections broke")
+        raise BenchError(
+            f"of {found['requests']} requests {found['failed']} failed, {found['broken']} connections broke"
+        )
     return found
 
 
@@ -192,9 +194,7 @@ async def _tell(call: Any, addresses: list[str]) -> None:
     while True:
         sequence += 1
         engines = [telemetry_pb2.EngineSample(address=address, ready=True) for address in addresses]
-        await call.write(
-            telemetry_pb2.ConnectRequest(sample=telemetry_pb2.Sample(sequence=sequence, engines=engines))
-        )
+        await call.write(telemetry_pb2.ConnectRequest(sample=telemetry_pb2.Sample(sequence=sequence, engines=engines)))
         await asyncio.sleep(1.0)
 
 
@@ -226,25 +226,31 @@ async def _listeners(admin: str) -> dict[str, int]:
             await asyncio.sleep(0.05)
         async with http.get(f"http://{admin}/listeners?format=json") as answer:
             found = await answer.json(content_type=None)
-    return {
-        each["name"]: each["local_address"]["socket_address"]["port_value"] for each in found["listener_statuses"]
-    }
+    return {each["name"]: each["local_address"]["socket_address"]["port_value"] for each in found["listener_statuses"]}
 
 
 async def _appears(path: Path, process: asyncio.subprocess.Process) -> None:
     async with asyncio.timeout(_PATIENCE_S):
-        while not (path.exists() and path.read_text().strip()):
+        while not _text(path):
             if process.returncode is not None:
                 raise BenchError(f"a process ended with status {process.returncode} before it was ready")
             await asyncio.sleep(0.05)
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip() if path.exists() else ""
 
 
 # Envoy's configuration
 
 
 def _config(addresses: list[str], port: int) -> Json:
-    duplex, buffered = _ext_proc("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED"), _ext_proc("BUFFERED", "STREAMED")
-    listeners = [_listener("direct", []), _listener("ext_proc", [duplex]), _listener("ext_proc_buffered", [buffered])]
+    listeners = [
+        _listener("direct", []),
+        _listener("ext_proc", [_ext_proc("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED")]),
+        _listener("ext_proc_buffered", [_ext_proc("BUFFERED", "STREAMED")]),
+        _listener("ext_authz", [_ext_authz()], access_log=[_access_log()]),
+    ]
     return {
         "admin": {"address": _address("127.0.0.1:0")},
         "static_resources": {
@@ -266,7 +272,7 @@ def _typed(name: str, kind: str, **fields: Any) -> Json:
     return {"name": name, "typed_config": {"@type": f"{_V3}.{kind}", **fields}}
 
 
-def _listener(name: str, filters: list[Json]) -> Json:
+def _listener(name: str, filters: list[Json], **manager_fields: Any) -> Json:
     route = {"match": {"prefix": "/"}, "route": {"cluster": "engines", "timeout": "0s"}}
     router = _typed("envoy.filters.http.router", "filters.http.router.v3.Router")
     manager = _typed(
@@ -275,6 +281,7 @@ def _listener(name: str, filters: list[Json]) -> Json:
         stat_prefix=name,
         route_config={"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
         http_filters=[*filters, router],
+        **manager_fields,
     )
     return {"name": name, "address": _address("127.0.0.1:0"), "filter_chains": [{"filters": [manager]}]}
 
@@ -289,6 +296,28 @@ def _ext_proc(request: str, response: str) -> Json:
         grpc_service={"envoy_grpc": {"cluster_name": "headway"}},
         message_timeout="10s",
         processing_mode={**sent, "request_body_mode": request, "response_body_mode": response},
+    )
+
+
+def _ext_authz() -> Json:
+    return _typed(
+        "envoy.filters.http.ext_authz",
+        "filters.http.ext_authz.v3.ExtAuthz",
+        transport_api_version="V3",
+        grpc_service={"envoy_grpc": {"cluster_name": "headway"}, "timeout": "10s"},
+        with_request_body={"max_request_bytes": 8192, "allow_partial_message": True, "pack_as_bytes": True},
+    )
+
+
+def _access_log() -> Json:
+    common = {
+        "log_name": "headway",
+        "transport_api_version": "V3",
+        "grpc_service": {"envoy_grpc": {"cluster_name": "headway"}},
+        "buffer_flush_interval": "0.1s",
+    }
+    return _typed(
+        "envoy.access_loggers.http_grpc", "access_loggers.grpc.v3.HttpGrpcAccessLogConfig", common_config=common
     )
 
 

@@ -1,4 +1,4 @@
-"""A bare-bones load generator, in a process of its own: the same few requests over and over, each connection one at a time.
+"""A bare-bones load generator, in a process of its own: a few requests over and over, one at a time a connection.
 
 `python -m headway_bench.load HOST:PORT CONNECTIONS SECONDS BODY_BYTES` prints one JSON object.
 """

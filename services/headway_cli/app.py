@@ -3,6 +3,7 @@
 import typer
 
 from headway_cli.apply import add_file_commands
+from headway_cli.benchmark import add_benchmarks
 from headway_cli.command import root_options
 from headway_cli.configuration import configuration_app
 from headway_cli.database import database_app
@@ -36,4 +37,5 @@ def build() -> typer.Typer:
     add_audit(app)
     add_local_commands(app)
     add_simulator(app)
+    add_benchmarks(app)
     return app

@@ -20,6 +20,9 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
+_ADDED = (b'"stream_options"', b'"cache_salt"')
+"""Fields that a body may get besides the client's own, as they mostly look where it has them."""
+
 _ABSENT = msgspec.Raw(b"")
 """Stands for a missing field; `null` comes as it is."""
 
@@ -106,6 +109,10 @@ def forwarded_body(parsed: ParsedBody, model: str, cache_salt: str, *, include_u
         changes["model"] = model
     if not changes:
         return parsed.raw
+    if "model" not in changes and not any(key in parsed.raw for key in _ADDED):
+        # Only additions: no second look at the rest, however long it is. The last of a key's values is the one that
+        # counts, should the client have spelled one of them with escapes.
+        return parsed.raw.rstrip()[:-1] + b"," + msgspec.json.encode(changes)[1:]
     fields: dict[str, object] = dict(msgspec.json.decode(parsed.raw, type=dict[str, msgspec.Raw]))
     if "stream_options" in changes and isinstance(options := fields.get("stream_options"), msgspec.Raw):
         kept = msgspec.json.decode(options, type=dict[str, msgspec.Raw] | None) or {}

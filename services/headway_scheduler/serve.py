@@ -1,6 +1,7 @@
 """One scheduler process, from its store to its ports and back."""
 
 import asyncio
+import gc
 import json
 import logging
 import signal
@@ -72,6 +73,7 @@ async def serve(config: Config) -> None:
         grpc_server = GrpcServer(scheduler, config)
         with _step(f"listen {config.listen}"):
             await grpc_server.start()
+        _calm_collector()
         log.info("listening", grpc=grpc_server.port, http=http.port)
         if config.port_file is not None:
             _write_ports(config.port_file, grpc_server.port, http.port)
@@ -79,6 +81,16 @@ async def serve(config: Config) -> None:
         log.info("draining", reservations=len(scheduler.ledger.reservations))
         scheduler.drain()
         await grpc_server.stop(config.drain_timeout_s)
+
+
+def _calm_collector() -> None:
+    """Look for cycles rarely, and never among what was made at the start: calls leave next to none behind them.
+
+    By Python's own thresholds the collector took 70 µs of every routed request.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @contextmanager

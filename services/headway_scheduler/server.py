@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -39,6 +40,24 @@ _LAST_WORDS_S: Final = 0.5
 """What calls in progress get once nothing is in flight any more: agents' streams never end by themselves."""
 
 
+class _ByName:
+    """A server to add services to, that looks methods up by name only.
+
+    Generated code also registers each method; grpc.aio then waits anew for every registered one at each call, which
+    costs a call 1.5 µs for each method of all services.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """As a server does."""
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """Not needed: the same handlers were added by name."""
+
+
 class GrpcServer:
     """Serves one scheduler. `port` is the port it listens on, once started."""
 
@@ -61,11 +80,12 @@ class GrpcServer:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
             ],
         )
+        services = cast("grpc.aio.Server", _ByName(self._server))
         self._health = HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)  # type: ignore[no-untyped-call]
-        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), self._server)
-        telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), self._server)
-        fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, services)  # type: ignore[no-untyped-call]
+        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), services)
+        telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), services)
+        fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), services)
         admin = AdminService(
             store=scheduler.store,
             state=lambda: scheduler.desired,
@@ -73,11 +93,11 @@ class GrpcServer:
             check_strategy=scheduler.registry.check,
             fleet=LiveFleet(scheduler),
         )
-        admin_pb2_grpc.add_AdminServicer_to_server(admin, self._server)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin, services)
         self._envoy = EnvoyServices(scheduler, authenticator)
-        self._envoy.add_to(self._server)
+        self._envoy.add_to(services)
         served = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(served, self._server)  # type: ignore[no-untyped-call]
+        reflection.enable_server_reflection(served, services)  # type: ignore[no-untyped-call]
 
     async def start(self) -> None:
         """Listen. Raises RuntimeError if the address is taken."""

@@ -161,13 +161,15 @@ def retry_policy(retries=2):
     }
 
 
-def grpc_cluster(name, target, **fields):
-    """Where a gRPC service listens, over HTTP/2 without TLS; a silent one is given up on after two seconds."""
-    keepalive = {"interval": "1s", "timeout": "1s"}
+def grpc_cluster(name, target, *, keepalive_s=None, **fields):
+    """Where a gRPC service listens, over HTTP/2 without TLS. `keepalive_s`: how often it is asked whether it lives."""
+    http2 = {}
+    if keepalive_s is not None:
+        http2["connection_keepalive"] = {"interval": f"{keepalive_s}s", "timeout": f"{keepalive_s}s"}
     options = {
         "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
             TYPE: f"{_V3}.upstreams.http.v3.HttpProtocolOptions",
-            "explicit_http_config": {"http2_protocol_options": {"connection_keepalive": keepalive}},
+            "explicit_http_config": {"http2_protocol_options": http2},
         }
     }
     return static_cluster(name, [target], typed_extension_protocol_options=options, **fields)

@@ -88,6 +88,11 @@ class Answer:
         return self._strip or self._renaming is not None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether its parts mean nothing before its end."""
+        return self._kind is Kind.WHOLE
+
+    @property
     def has_content(self) -> bool:
         """Whether a stream's first token has gone by."""
         return self._events is not None and self._events.has_content

@@ -57,7 +57,7 @@ _AS_IT_COMES: Final = (Mode.STREAMED, Mode.FULL_DUPLEX)
 
 
 class _Gone(Exception):
-    """Envoy wants nothing more of us."""
+    """Envoy wants nothing more of us, or has had everything."""
 
 
 class Exchange:
@@ -84,27 +84,21 @@ class Exchange:
         self._size = 0
         self._collecting = False
         self._received = 0.0
-        self._parsed: ParsedBody | None = None
+        self._asked = ""
+        self._strips_usage = False
         self._decision: Decision | None = None
         self._open = False
         self._waiting_for_token = True
         self._sent = 0.0
         self._answer: Answer | None = None
-        self._handlers: dict[str | None, Callable[[Any], Awaitable[None]]] = {
-            "request_headers": self._request_headers,
-            "request_body": self._request_body,
-            "request_trailers": self._request_trailers,
-            "response_headers": self._response_headers,
-            "response_body": self._response_body,
-            "response_trailers": self._response_trailers,
-        }
+        self._held = b""
 
     async def run(self) -> None:
         """Serve until Envoy ends the stream, or we have refused the request."""
         try:
             while True:
                 message = await self._next()
-                await self._handlers[message.WhichOneof("request")](message)
+                await _HANDLERS[message.WhichOneof("request")](self, message)
         except _Gone:
             return
         except HeadwayError as error:
@@ -190,12 +184,13 @@ class Exchange:
 
     async def _decide_by(self, raw: bytes) -> tuple[Decision, bytes]:
         """Route by a body; the decision, and the body to send on."""
-        parsed = self._parsed = parse_body(self._head.api, raw)
-        self._owner.sends_first_token = parsed.stream
+        parsed = parse_body(self._head.api, raw)
+        # Of the body only this is kept: an answer may take an hour, and thousands are on their way at once.
+        self._asked, self._owner.sends_first_token = parsed.model, parsed.stream
+        self._strips_usage = parsed.stream and self._wants_usage(parsed)
         decision = await self._decide(parsed.route)
-        return decision, forwarded_body(
-            parsed, decision.model, decision.cache_salt, include_usage=self._wants_usage(parsed)
-        )
+        body = forwarded_body(parsed, decision.model, decision.cache_salt, include_usage=self._strips_usage)
+        return decision, body
 
     def _wants_usage(self, parsed: ParsedBody) -> bool:
         """Whether a stream shall end with its usage, which only we want: it must go by us to be taken out again."""
@@ -283,8 +278,8 @@ class Exchange:
     async def _response_headers(self, message: pb.ProcessingRequest) -> None:
         headers = read_head(message.response_headers).values
         self._note_server(message)
-        strip = self._parsed is not None and self._parsed.stream and self._wants_usage(self._parsed)
-        answer = self._answer = Answer(headers, response_details(message), self._renaming(), strip=strip)
+        details = response_details(message)
+        answer = self._answer = Answer(headers, details, self._renaming(), strip=self._strips_usage)
         if answer.status >= 400 or message.response_headers.end_of_stream:
             self._finish(answer.outcome())
         if answer.changes and self._response_mode in _AS_IT_COMES and "content-length" in headers:
@@ -293,29 +288,43 @@ class Exchange:
             await self._context.write(replies.GO_ON["response_headers"])
 
     async def _response_body(self, message: pb.ProcessingRequest) -> None:
-        part, answer = message.response_body, self._answer
-        out = part.body
+        part = message.response_body
+        data, end = part.body, part.end_of_stream
+        out = data
+        answer = self._answer
         if answer is not None:
-            out = answer.feed(part.body, part.end_of_stream)
+            out = answer.feed(data, end)
             if self._open:
                 self._follow(answer)
         if self._response_mode is Mode.FULL_DUPLEX:
-            if out or part.end_of_stream:
-                for piece in replies.body_pieces("response_body", out, end=part.end_of_stream):
-                    await self._context.write(piece)
-        elif out == part.body:
+            await self._send_on(out, end)
+        elif out == data:
             await self._context.write(replies.GO_ON["response_body"])
         else:
             await self._context.write(replies.replaced_body(out, whole=self._response_mode in _BUFFERED))
+        if end:
+            raise _Gone
+
+    async def _send_on(self, data: bytes, end: bool) -> None:
+        """Send a part of an answer. Of one that only counts as a whole, as many parts as fit make one message."""
+        held, self._held = self._held, b""
+        data = held + data if held else data
+        whole = self._answer is not None and self._answer.is_whole
+        if not end and whole and len(data) <= replies.CHUNK_BYTES:
+            self._held = data
+        elif data or end:
+            for piece in replies.body_pieces("response_body", data, end=end):
+                await self._context.write(piece)
 
     async def _response_trailers(self, _: pb.ProcessingRequest) -> None:
         if self._answer is not None:
-            rest = self._answer.feed(b"", end=True)
+            rest = self._held + self._answer.feed(b"", end=True)
             if rest and self._response_mode is Mode.FULL_DUPLEX:
                 for piece in replies.body_pieces("response_body", rest, end=False):
                     await self._context.write(piece)
             self._finish(self._answer.outcome())
         await self._context.write(replies.GO_ON["response_trailers"])
+        raise _Gone
 
     def _follow(self, answer: Answer) -> None:
         """Report what went by."""
@@ -327,10 +336,9 @@ class Exchange:
 
     def _renaming(self) -> Renaming | None:
         """Clients that asked by an alias are answered by it."""
-        parsed, decision = self._parsed, self._decision
-        if parsed is None or decision is None or parsed.model == decision.model:
+        if self._decision is None or self._asked in ("", self._decision.model):
             return None
-        return Renaming(decision.model, parsed.model)
+        return Renaming(self._decision.model, self._asked)
 
     def _note_server(self, message: pb.ProcessingRequest) -> None:
         """The plane may have gone elsewhere: the reservation moves to whoever served."""
@@ -359,3 +367,13 @@ class Exchange:
             self._ahead.cancel()
         unwatched = self._answer is not None and self._response_mode is Mode.NONE
         self._finish(self._answer.outcome() if unwatched and self._answer is not None else Outcome.CANCELLED)
+
+
+_HANDLERS: Final[dict[str | None, Callable[[Exchange, Any], Awaitable[None]]]] = {
+    "request_headers": Exchange._request_headers,
+    "request_body": Exchange._request_body,
+    "request_trailers": Exchange._request_trailers,
+    "response_headers": Exchange._response_headers,
+    "response_body": Exchange._response_body,
+    "response_trailers": Exchange._response_trailers,
+}

@@ -21,11 +21,7 @@ _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
 _STRIPPED: Final = (DESTINATION, "x-gateway-inference-", "x-gateway-model-name-rewrite", "x-slo-", "x-llm-d-")
 _MAX_SESSION: Final = 256
-_APIS: Final[dict[str, Api]] = {
-    "/v1/chat/completions": "chat/completions",
-    "/v1/completions": "completions",
-    "/v1/embeddings": "embeddings",
-}
+_APIS: Final[tuple[Api, ...]] = ("chat/completions", "completions", "embeddings")
 _PRIORITIES: Final = {
     "critical": routing_pb2.PRIORITY_CRITICAL,
     "standard": routing_pb2.PRIORITY_STANDARD,
@@ -43,8 +39,9 @@ class Head:
 
     @property
     def api(self) -> Api:
-        """Which API the path belongs to."""
-        return _APIS.get(self.values.get(":path", "").partition("?")[0], "other")
+        """Which API the path belongs to: by its end, since planes rewrite beginnings after they asked us."""
+        path = self.values.get(":path", "").partition("?")[0]
+        return next((api for api in _APIS if path.endswith(f"/{api}")), "other")
 
     def apply(self, route: routing_pb2.RouteRequest, plane: Plane) -> None:
         """Complete what the body asks for by what the plane says, and the headers that it trusts.

@@ -10,6 +10,7 @@ from headway_openai.errors import ApiError
 from headway_scheduler.envoy.head import DESTINATION
 
 __all__ = [
+    "CHUNK_BYTES",
     "GO_ON",
     "body_pieces",
     "extension",

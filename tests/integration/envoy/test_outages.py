@@ -84,7 +84,7 @@ async def planes(database_url, directory, pickers):
             for name, picker in pickers.items()
         ]
         cluster = static_cluster("engines", addresses, load_balancing_policy=override_host())
-        config = bootstrap(listeners, [cluster, grpc_cluster("headway", f"127.0.0.1:{port}")])
+        config = bootstrap(listeners, [cluster, grpc_cluster("headway", f"127.0.0.1:{port}", keepalive_s=1)])
         envoy = await stack.enter_async_context(running_envoy(config, directory / "envoy"))
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(20)))
 

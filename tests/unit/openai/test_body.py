@@ -133,3 +133,22 @@ def test_what_changes_is_told_by_the_bodys_own_model_and_the_usage_can_be_left_a
     assert forwarded_body(parsed, "m", "", include_usage=False) == parsed.raw
     assert json.loads(forwarded_body(parsed, "served", "", include_usage=False))["model"] == "served"
     assert "stream_options" not in json.loads(forwarded_body(parsed, "served", "", include_usage=False))
+
+
+@pytest.mark.parametrize("end", ["", " ", "\r\n\t"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"stream": True}, {"stream": True, "stream_options": {"x": 1}}, {"cache_salt": "theirs"}]
+)
+def test_additions_are_the_same_whether_the_body_is_read_again_or_not(fields: dict[str, object], end: str) -> None:
+    raw = chat(**fields) + end.encode()
+    found = json.loads(forwarded_body(parse_body("chat/completions", raw), "m", "ours"))
+    expected = json.loads(raw) | {"cache_salt": "ours"}
+    if "stream" in fields:
+        expected["stream_options"] = {**expected.get("stream_options", {}), "include_usage": True}
+    assert found == expected
+
+
+def test_a_field_spelled_with_escapes_does_not_win() -> None:
+    raw = b'{"messages":[{"role":"user","content":"hi"}],"cache\\u005fsalt":"theirs","model":"m"}'
+    assert json.loads(raw)["cache_salt"] == "theirs"
+    assert json.loads(forwarded_body(parse_body("chat/completions", raw), "m", "ours"))["cache_salt"] == "ours"

@@ -1,6 +1,7 @@
 """The endpoint picker's protocol, message by message."""
 
 import asyncio
+import gc
 import hashlib
 import json
 from datetime import UTC, datetime
@@ -9,8 +10,10 @@ import grpc
 import pytest
 from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, PARTIAL, POST, STREAMED, Process, Refused, set_headers
 from fakes.rig import Rig, desired_state, spec
+from headway_openai.body import ParsedBody
 from headway_scheduler.domain.desired import Binding, Credential, GpuGroup, Model, Role, Tenant
 from headway_scheduler.domain.report import Outcome
+from headway_scheduler.domain.request import TextPrompt
 from headway_scheduler.envoy.ext_proc import ExtProcService
 from headway_scheduler.rpc.authentication import Authenticator
 
@@ -302,6 +305,15 @@ class TestRequest:
         reply, _ = await ask(process, b'{"model":"other","input":"x"}', {":path": "/v1/responses?a=b"})
         assert DESTINATION in set_headers(reply.header_mutation)
         assert world.request.model == "other"
+        process.half_close()
+        await process.ended()
+
+    @pytest.mark.parametrize(
+        "path", ["/v1/chat/completions", "/tenants/acme/v1/chat/completions?x=/y", "/chat/completions"]
+    )
+    async def test_a_path_counts_by_its_end(self, world, path):
+        await ask(process := world.process(), headers={":path": path})
+        assert world.request.prompt_tokens > 0
         process.half_close()
         await process.ended()
 
@@ -679,12 +691,39 @@ class TestAnswer:
         process.headers(headers, kind="response_headers")
         reply = await process.reply("response_headers")
         assert not reply.response_headers.response.HasField("header_mutation")
-        assert await self.streamed(process, data[:20], end=False) == ([data[:20]], False)
-        assert await self.streamed(process, data[20:]) == ([data[20:]], True)
+        assert await self.streamed(process, data[:20], end=False) == ([], False)  # it means nothing before its end
+        assert await self.streamed(process, data[20:]) == ([data], True)
         assert (usage[0].prompt_tokens, usage[0].completion_tokens) == (5, 3)
         assert world.rig.is_empty()
         process.half_close()
         await process.ended()
+
+    async def test_a_big_answer_is_not_kept_until_its_end(self, world):
+        process = await self.begun(world, chat())
+        process.headers({":status": "200", "content-type": "application/json"}, kind="response_headers")
+        await process.reply("response_headers")
+        assert await self.streamed(process, b"1" * 40_000, end=False) == ([], False)
+        pieces, end = await self.streamed(process, b"2" * 40_000, end=False)
+        assert ([len(piece) for piece in pieces], end) == ([62_000, 18_000], False)
+        assert await self.streamed(process, b"3", end=True) == ([b"3"], True)
+        await process.ended()
+        assert world.rig.is_empty()
+
+    @pytest.mark.parametrize("how", ["the end", "trailers"])
+    async def test_what_was_kept_goes_out(self, world, how):
+        process = await self.begun(world, chat())
+        process.headers({":status": "200", "content-type": "application/json"}, kind="response_headers")
+        await process.reply("response_headers")
+        await self.streamed(process, b"{}", end=False)
+        if how == "trailers":
+            process.trailers("response_trailers")
+            reply = (await process.reply("response_body")).response_body.response
+            assert reply.body_mutation.streamed_response.body == b"{}"
+            await process.reply("response_trailers")
+        else:
+            assert await self.streamed(process, b"") == ([b"{}"], True)
+        await process.ended()
+        assert world.rig.is_empty() and world.outcomes == [False]
 
     @pytest.mark.parametrize("response", [STREAMED, BUFFERED, DUPLEX])
     @pytest.mark.parametrize("cut", [1, 5, 1000])
@@ -842,6 +881,16 @@ async def test_the_domains_salt_goes_where_the_engine_knows_it():
     assert set_headers(reply.header_mutation)["content-length"] == str(len(body))
     # What the body does not fit is no fallback.
     assert set_headers(reply.header_mutation)[DESTINATION] == "10.0.0.1:8000,10.0.0.3:8000"
+    process.half_close()
+    await process.ended()
+
+
+async def test_no_body_is_kept_while_its_answer_goes_by(world):
+    await ask(process := world.process(), chat("x" * 100_000, stream=True))
+    process.headers(SSE, kind="response_headers")
+    await process.reply("response_headers")
+    kept = [each for each in gc.get_objects() if isinstance(each, ParsedBody | TextPrompt)]
+    assert [len(each.raw if isinstance(each, ParsedBody) else each.data) for each in kept] == []
     process.half_close()
     await process.ended()
 
