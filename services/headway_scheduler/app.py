@@ -135,9 +135,11 @@ class Scheduler:
             self.core.set_desired(await self.store.load())
 
     async def _follow_changes(self) -> None:
-        async for version in self.store.changes():
-            if version != self.desired.version:
-                await self._refresh_surely()
+        # Closed here: left to the garbage collector, its connection would be too.
+        async with contextlib.aclosing(self.store.changes()) as versions:
+            async for version in versions:
+                if version != self.desired.version:
+                    await self._refresh_surely()
 
     async def _refresh_surely(self) -> None:
         while True:

@@ -4,7 +4,7 @@ Each write is one transaction: it checks, writes, appends to the audit trail, re
 id, and notifies every scheduler. `Write` carries what all writes share.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
@@ -41,7 +41,7 @@ class DesiredStore(Protocol):
         """The whole desired state, as one consistent snapshot."""
         ...
 
-    def changes(self) -> AsyncIterator[int]:
+    def changes(self) -> AsyncGenerator[int]:
         """Versions of the desired state as any process commits them. Reconnects by itself, and yields after it."""
         ...
 
