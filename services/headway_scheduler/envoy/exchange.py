@@ -25,7 +25,7 @@ from headway_scheduler.envoy import replies
 from headway_scheduler.envoy.answer import Answer, Renaming
 from headway_scheduler.envoy.destinations import any_endpoint, destinations
 from headway_scheduler.envoy.fixed_bodies import FixedBodies
-from headway_scheduler.envoy.head import Head, read_head, subset_hint
+from headway_scheduler.envoy.head import Head, head_of, read_headers, subset_hint
 from headway_scheduler.envoy.plane import Plane
 from headway_scheduler.envoy.serving import response_details, served_by
 from headway_scheduler.errors import HeadwayError
@@ -121,7 +121,7 @@ class Exchange:
     # The request
 
     async def _request_headers(self, message: pb.ProcessingRequest) -> None:
-        self._head = read_head(message.request_headers)
+        self._head = head_of(read_headers(message.request_headers))
         if message.HasField("protocol_config"):
             config = message.protocol_config
             self._request_mode, self._response_mode = Mode(config.request_body_mode), Mode(config.response_body_mode)
@@ -276,7 +276,7 @@ class Exchange:
     # The answer
 
     async def _response_headers(self, message: pb.ProcessingRequest) -> None:
-        headers = read_head(message.response_headers).values
+        headers = read_headers(message.response_headers)
         self._note_server(message)
         details = response_details(message)
         answer = self._answer = Answer(headers, details, self._renaming(), strip=self._strips_usage)

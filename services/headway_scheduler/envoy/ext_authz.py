@@ -72,8 +72,7 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
         authorize(principal, _METHOD)
         plane = _of_route(plane_of(metadata), attributes.context_extensions)
         http = attributes.request.http
-        head = head_of(http.headers.items())
-        head.values[":path"] = http.path
+        head = head_of({**http.headers, ":path": http.path})
         if http.method in _BODILESS:
             tenant = self._scheduler.intake.tenant(principal, plane.tenant)
             return _allowed(any_endpoint(self._scheduler, tenant.id, None), head)

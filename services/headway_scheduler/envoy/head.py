@@ -12,7 +12,7 @@ from headway_openai.body import Api
 from headway_scheduler.envoy.plane import Control, Plane
 from headway_scheduler.errors import InvalidField, NoEndpoints
 
-__all__ = ["DESTINATION", "Head", "head_of", "read_head", "subset_hint"]
+__all__ = ["DESTINATION", "Head", "head_of", "read_headers", "subset_hint"]
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 """Where the request shall go: `ip:port`, or several in the order of preference."""
@@ -72,19 +72,14 @@ class Head:
         return self.values.get(own) or self.values.get(f"x-llm-d-{name}", "")
 
 
-def read_head(message: pb.HttpHeaders) -> Head:
-    """Read the headers of one ext_proc message."""
-    return head_of(
-        (each.key, each.raw_value.decode("utf-8", "replace") if each.raw_value else each.value)
-        for each in message.headers.headers
-    )
+def read_headers(message: pb.HttpHeaders) -> dict[str, str]:
+    """The headers of one ext_proc message by name."""
+    return {each.key: each.raw_value.decode("utf-8", "replace") or each.value for each in message.headers.headers}
 
 
-def head_of(headers: Iterable[tuple[str, str]]) -> Head:
-    """Read headers, their names in lower case."""
-    head = Head(dict(headers))
-    head.strip = [name for name in head.values if name.startswith(_STRIPPED)]
-    return head
+def head_of(headers: dict[str, str]) -> Head:
+    """Read a request's headers, their names in lower case."""
+    return Head(headers, [name for name in headers if name.startswith(_STRIPPED)])
 
 
 def subset_hint(metadata: base_pb2.Metadata) -> list[str] | None:
