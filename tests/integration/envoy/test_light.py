@@ -143,6 +143,8 @@ async def test_the_first_byte_is_a_ttft_where_it_is_a_tokens(start, monkeypatch,
         finished = CostModel.finished
         monkeypatch.setattr(CostModel, "finished", lambda *report: told.append(report) or finished(*report))
         await plane.announce("shared", "shared1", "shared2", engine=engine)
+        found = plane.served.scheduler.fleet.endpoints
+        await eventually(lambda: sum(each.spec.engine == engine for each in found.values()) >= 2)
         await plane.served_by(STREAM if streams else CHAT)
         await plane.settled()
         ((_, _, usage, ttft_ms, duration_ms, _),) = told
