@@ -27,6 +27,7 @@ class AdsClient:
         self.wanted = {CLUSTERS: [], ENDPOINTS: []}
         self.last = {}
         self.reader = asyncio.create_task(self._read())
+        self.reader.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def ask(self, type_url, names=()):
         self.wanted[type_url] = list(names)

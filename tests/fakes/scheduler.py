@@ -104,12 +104,19 @@ def measured(value):
     return tpb.Measurement(value=value)
 
 
+def _watched(reading):
+    """A task whose failure is known, so that nobody is told of it when the task is forgotten."""
+    task = asyncio.create_task(reading)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
+
+
 class Agent:
     """One agent's stream: says what a test tells it to."""
 
     def __init__(self, stub, node):
         self.call, self.node, self.sequence, self.received = stub.Connect(), node, 0, []
-        self.reader = asyncio.create_task(self._read())
+        self.reader = _watched(self._read())
 
     async def _read(self):
         async for message in self.call:
@@ -159,7 +166,7 @@ class Stream:
         self.messages = self.views = 0
         self.view = None
         self.draining = False
-        self.reader = asyncio.create_task(self._read())
+        self.reader = _watched(self._read())
 
     async def _read(self):
         async for message in self.call:

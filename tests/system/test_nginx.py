@@ -176,6 +176,7 @@ async def test_refusals_are_those_of_route(plane):
     async with plane.session.post(f"{plane.url}/v1/chat/completions", data=b"{") as answer:
         assert (answer.status, (await answer.json())["error"]["type"]) == (400, "invalid_request_error")
     await plane.agent.hello()
+    await eventually(lambda: not plane.served.scheduler.fleet.endpoints)
     status, _, headers = await plane.answer()
     assert (status, headers["x-headway-reason"]) == (503, "NO_ENDPOINTS")
     assert not plane.seen()
@@ -189,6 +190,19 @@ async def test_what_is_held_is_answered_when_there_is_room(plane):
     await fill(plane, 0.1)
     assert (await call)[0] == 200
     await plane.settled()
+
+
+async def test_a_client_that_leaves_while_it_is_held_gives_back_what_it_got(plane):
+    await plane.served.bind("gpu_aware")
+    await fill(plane, 0.99)
+    call = asyncio.create_task(plane.answer())
+    await eventually(lambda: len(plane.served.scheduler.dispatcher.holds) == 1)
+    call.cancel()
+    await asyncio.wait([call])
+    await fill(plane, 0.1)
+    await eventually(lambda: plane.ends == ["reported"])
+    await plane.settled()
+    assert not plane.usage
 
 
 async def fill(plane, use):
@@ -251,6 +265,8 @@ async def test_an_alias_and_a_salt_change_the_body_and_nothing_else(plane):
     await plane.served.store.create(Tenant("rival"), WRITE)
     await plane.served.scheduler.refresh()
     await plane.agent.hello(*[endpoint(engine, engine="vllm") for engine in plane.engines])
+    fleet = plane.served.scheduler.fleet
+    await eventually(lambda: all(each.spec.engine == "vllm" for each in fleet.endpoints.values()))
     body = {**STREAM, "model": "nick", "seed": 1}
     assert (await plane.answer(body))[0] == 200
     (seen,) = plane.seen()

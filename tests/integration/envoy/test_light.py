@@ -143,6 +143,8 @@ async def test_the_first_byte_is_a_ttft_where_it_is_a_tokens(start, monkeypatch,
         finished = CostModel.finished
         monkeypatch.setattr(CostModel, "finished", lambda *report: told.append(report) or finished(*report))
         await plane.announce("shared", "shared1", "shared2", engine=engine)
+        found = plane.served.scheduler.fleet.endpoints
+        await eventually(lambda: sum(each.spec.engine == engine for each in found.values()) >= 2)
         await plane.served_by(STREAM if streams else CHAT)
         await plane.settled()
         ((_, _, usage, ttft_ms, duration_ms, _),) = told
@@ -179,3 +181,18 @@ async def _fill(plane, addresses):
     await plane.agents["shared"].sample(
         *[tpb.EngineSample(address=address, kv_use=full, ready=True) for address in addresses]
     )
+
+
+async def test_an_entry_that_was_dropped_ends_by_expiry(start):
+    def without_log(config):
+        (listener,) = config["static_resources"]["listeners"]
+        del listener["filter_chains"][0]["filters"][0]["typed_config"]["access_log"]
+
+    async with start(change=without_log) as plane:
+        await plane.served_by()
+        (reservation,) = plane.served.reservations.values()
+        scheduler = plane.served.scheduler
+        scheduler.core.tick(reservation.expires_at - 1)
+        assert len(scheduler.ledger.reservations) == 1
+        scheduler.core.tick(reservation.expires_at)
+        assert not scheduler.ledger.reservations
