@@ -153,7 +153,9 @@ class EngineSettings(_Section):
     """As data planes reach it."""
     url: Url = ""
     """As this agent reaches it; empty: http://ADDRESS."""
-    engine: Literal["vllm", "openai", "emulator"] = "vllm"
+    metrics_url: Url = ""
+    """Where `/metrics` is, if not at `url`; Triton's is on port 8002."""
+    engine: Literal["vllm", "sglang", "tensorrt_llm", "triton", "tgi", "llama_cpp", "openai", "emulator"] = "vllm"
     dp_rank: int | None = Field(default=None, ge=0)
     """The rank whose metrics these are. Absent: one endpoint for the whole engine, its ranks added up."""
     role: Literal["both", "prefill", "decode"] = "both"
