@@ -17,6 +17,8 @@ from headway_agent.devices.base import (
 )
 from headway_agent.engines.base import EngineReading
 from headway_agent.inventory import Endpoint, EndpointChange, EndpointKey, Inventory, NodeIdentity, Sample
+from headway_agent.kv.hashing import SCHEME
+from headway_agent.kv.pending import KvBatch
 
 _MISSING = {
     MissingReason.UNSUPPORTED: pb.MISSING_REASON_UNSUPPORTED,
@@ -87,6 +89,24 @@ def event(value: DeviceEvent | EndpointChange) -> pb.ConnectRequest:
     )
 
 
+def kv_events(batch: KvBatch) -> pb.ConnectRequest:
+    """What a cache gained and lost."""
+    address, dp_rank = batch.key
+    return pb.ConnectRequest(
+        kv_events=pb.KvEventBatch(
+            address=address,
+            dp_rank=dp_rank,
+            sequence=batch.sequence,
+            scheme=SCHEME,
+            stored=batch.stored,
+            removed=batch.removed,
+            cleared=batch.cleared,
+            tier=batch.tier.value,
+            incomplete=not batch.complete,
+        )
+    )
+
+
 def seconds(duration: Duration) -> float:
     """A duration in seconds."""
     return duration.seconds + duration.nanos / 1e9
@@ -147,6 +167,7 @@ def _endpoint(endpoint: Endpoint) -> pb.EngineEndpoint:
         hardware=settings.hardware,
         engine_boot_id=facts.boot_id,
         ready=endpoint.ready,
+        pulls_prefixes=settings.pulls_prefixes,
     )
 
 
