@@ -62,7 +62,7 @@ class Scheduler:
             record_usage=self._record_usage,
         )
         self.fleet, self.ledger, self.dispatcher = self.core.fleet, self.core.ledger, self.core.dispatcher
-        self.index, self.fingerprints = self.core.index, self.core.fingerprints
+        self.index, self.kv, self.fingerprints = self.core.index, self.core.kv, self.core.fingerprints
         self.costs, self.history = self.core.costs, self.core.history
         self.registry, self.intake, self.salts = self.core.registry, self.core.intake, self.core.salts
         self.reporting = self.core.reporting

@@ -7,7 +7,7 @@ Coefficients of one engine step, in milliseconds and tokens (FIELD.md section 2,
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DEFAULT", "Coefficients", "prior"]
+__all__ = ["DEFAULT", "TRANSFER_MS", "Coefficients", "prior"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,11 @@ _BY_HARDWARE: Final = {
 }
 _BY_PRODUCT: Final = (("H100", "h100-8b"), ("H200", "h100-8b"), ("A100", "a100-40g-8b"))
 DEFAULT: Final = _BY_HARDWARE["a100-40g-8b"]
+TRANSFER_MS: Final = (0.0, 0.005, 0.05, 0.02)
+"""To bring one cached token to the GPU from: the GPU, the host, a disk, another machine; in milliseconds.
+
+By sizes and links, not measured: 128 KiB a token (8B, 16 bit) over PCIe at 25 GB/s, NVMe at 2.5, 50 Gbit/s.
+"""
 
 
 def prior(hardware: str, product: str, is_cpu: bool) -> Coefficients:

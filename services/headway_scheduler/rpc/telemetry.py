@@ -134,7 +134,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         elif kind == "kv_events":
             events = kv_events_from_proto(message.kv_events)
             endpoint = node.endpoints.get(events.endpoint)
-            if endpoint is not None and events.cleared:
-                self._scheduler.index.drop(endpoint.slot)
+            if endpoint is not None:
+                self._scheduler.core.apply_kv_events(endpoint, events)
         else:
             raise InvalidField("message", "is required")

@@ -1,6 +1,7 @@
 """Adaptive, the default: predicted TTFT there, plus what the request costs the others there (FIELD.md section 1).
 
 p    = tok·n + pair·n·(hit + n/2) + base·max(1, n/budget)     this request's prefill, n uncached tokens
+       + transfer                                             of cached tokens that are not on the GPU
 rho  = (base + ctx·decode context) / (budget·tok)             how much decoding slows prefill there
 cost = (queued prefill + p)·(1 + rho) + externality·p·inflight
 """
@@ -52,6 +53,9 @@ class Adaptive:
         c, slots = view.columns, view.slots
         hit = np.minimum(view.hit_tokens, max(0, request.prompt_tokens - 1))
         prefill = prefill_ms(c, slots, request.prompt_tokens - hit, hit)
+        transfer = view.transfer_ms
+        if transfer is not None:
+            prefill = prefill + transfer
         slowed = (c.base_ms[slots] + c.ctx_ms[slots] * view.context_tokens) / (c.budget_tokens[slots] * c.tok_ms[slots])
         ttft = (view.queued_prefill_ms + prefill) * (1.0 + slowed)
         return Costs(ttft + self.parameters.externality * prefill * view.inflight, ttft, prefill)

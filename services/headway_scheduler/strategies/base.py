@@ -69,7 +69,7 @@ class View:
     `hit_tokens` and `similar` are found when first used: not every strategy wants the index.
     """
 
-    __slots__ = ("_columns", "_find_hits", "_find_similar", "_hits", "_random", "_tentative", "slots")
+    __slots__ = ("_columns", "_find_hits", "_find_similar", "_find_transfer", "_hits", "_random", "_tentative", "slots")
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class View:
         find_similar: Callable[[Slots], BoolColumn],
         random: np.random.Generator,
         tentative: Tentative | None = None,
+        find_transfer: Callable[[Slots], FloatColumn | None] | None = None,
     ) -> None:
         self.slots = slots
         self._columns = columns
@@ -86,6 +87,7 @@ class View:
         self._find_similar = find_similar
         self._random = random
         self._tentative = tentative
+        self._find_transfer = find_transfer
         self._hits: FloatColumn | None = None
 
     def __len__(self) -> int:
@@ -185,10 +187,15 @@ class View:
 
     @property
     def hit_tokens(self) -> FloatColumn:
-        """Tokens of the prompt cached there, as the index believes."""
+        """Tokens of the prompt cached there, in any tier, as the index believes."""
         if self._hits is None:
             self._hits = self._find_hits(self.slots)
         return self._hits
+
+    @property
+    def transfer_ms(self) -> FloatColumn | None:
+        """What it takes to bring hit tokens from a farther tier to the GPU, in milliseconds; None: nothing anywhere."""
+        return None if self._find_transfer is None else self._find_transfer(self.slots)
 
     @property
     def similar(self) -> BoolColumn:
