@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import structlog
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
 from headway_agent.config import KvEventSettings
 from headway_agent.kv.blocks import BlockSet
@@ -67,19 +68,40 @@ class Subscriber:
         with self._socket(zmq.SUB) as socket:
             socket.set_hwm(_BACKLOG)
             socket.subscribe(self.settings.topic)
+            monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             if self.settings.bind:
                 socket.bind(self.settings.address)
             else:
                 socket.connect(self.settings.address)
+            watching = asyncio.create_task(self._watch(monitor))
+            try:
+                await self._listen(socket)
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+                socket.disable_monitor()
+
+    async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
+        """An engine that is gone holds nothing; one that is there, new or again, is asked for all it can replay.
+
+        Sequence numbers alone do not tell a restart from a gap when the new ones have passed the old.
+        """
+        while True:
+            event = parse_monitor_message(await monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                await self.rebuild()
+            elif event == zmq.EVENT_DISCONNECTED:
+                log.info("kv_events_disconnected", endpoint=self.name)
+                self.blocks.forget(complete=False)
+
+    async def _listen(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            if len(frames) != 3 or len(frames[1]) != 8:
+                log.warning("kv_events_not_understood", endpoint=self.name, frames=len(frames))
+                continue
             async with self._turn:
-                await self._replay(0)
-            while True:
-                frames = await socket.recv_multipart()
-                if len(frames) != 3 or len(frames[1]) != 8:
-                    log.warning("kv_events_not_understood", endpoint=self.name, frames=len(frames))
-                    continue
-                async with self._turn:
-                    await self._hear(int.from_bytes(frames[1], "big"), frames[2])
+                await self._hear(int.from_bytes(frames[1], "big"), frames[2])
 
     async def _hear(self, sequence: int, payload: bytes) -> None:
         went_back = sequence <= self._last_live
