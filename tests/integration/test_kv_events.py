@@ -133,7 +133,7 @@ async def test_no_tenant_sees_anothers_prefixes(database_url):
     async with serving(database_url) as served:
         for name in ("a", "b"):
             await served.admin.CreateTenant(apb.CreateTenantRequest(tenant=apb.Tenant(name=f"tenants/{name}")))
-            binding = apb.Binding(tenant=f"tenants/{name}", group="gpuGroups/all", mode=apb.BINDING_MODE_SHARED)
+            binding = apb.Binding(name=f"tenants/{name}/bindings/all", mode=apb.BINDING_MODE_SHARED)
             await served.admin.CreateBinding(apb.CreateBindingRequest(binding=binding))
         async with engines(2) as running, agent(served, running.addresses, feeds_of(running)):
             await ready(served, 2)
