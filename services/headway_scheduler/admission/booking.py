@@ -49,6 +49,9 @@ class Booker:
 
     def work(self, request: Request, owner: Owner, now: float) -> Work:
         """What is computed once for a request."""
+        kv = self._prefixes.prompt(request)
+        if kv is not None and kv.tokens is not None:
+            request = replace(request, prompt_tokens=kv.tokens)  # counted, not estimated
         chain = chain_of(request, self._history.bytes_per_token(request.model), self._max_index_blocks)
         history, model, task_class = self._history, request.model, request.task_class
         output = history.expected_output(request.tenant, model, task_class, request.max_tokens)
@@ -67,7 +70,7 @@ class Booker:
             weight=history.weight(model, task_class),
             uncapped_weight=history.weight(model, task_class, capped=False),
             text_bytes=text_bytes,
-            kv=self._prefixes.prompt(request),
+            kv=kv,
         )
 
     def reserve(self, work: Work, choice: Choice, now: float) -> Decision:

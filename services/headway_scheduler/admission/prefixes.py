@@ -13,18 +13,18 @@ from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, 
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.index.chain import ChainIndex, Match
 from headway_scheduler.index.hashing import TOKENS
-from headway_scheduler.index.kv import Exact, Kind, KvIndex, KvPrompt, kv_root
+from headway_scheduler.index.kv import Exact, Ids, Kind, KvIndex, KvPrompt, kv_root
 
 __all__ = ["Prefixes", "Tokenize"]
 
 _SOON_S: Final = 5.0
 """How long beyond its predicted first token a request's blocks are believed to be on their way."""
 
-Tokenize = Callable[[str, bytes], bytes | None]
-"""A model's id and a prompt's text, to token ids as little-endian u32; None: its model has no tokenizer here."""
+Tokenize = Callable[[str, TextPrompt], Ids | None]
+"""A model's id and a prompt, to token ids; None: they cannot be known here."""
 
 
-def no_tokenizer(_model: str, _text: bytes) -> None:
+def no_tokenizer(_model: str, _prompt: TextPrompt) -> None:
     """Text stays text."""
     return
 
@@ -61,8 +61,8 @@ class Prefixes:
         if isinstance(prompt, BlocksPrompt) and prompt.scheme == TOKENS.name:
             return KvPrompt(list(prompt.hashes[: self._max_blocks]), Kind.IDS)
         if isinstance(prompt, TextPrompt):
-            ids = self.tokenize(request.model, prompt.data)
-            return None if ids is None else KvPrompt.of_ids(ids, self._max_blocks, Kind.TEXT)
+            ids = self.tokenize(request.model, prompt)
+            return None if ids is None else KvPrompt.of_text(ids, self._max_blocks)
         return None
 
     def match(self, work: Work, now: float) -> Match | Exact:

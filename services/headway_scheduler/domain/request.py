@@ -17,9 +17,10 @@ class TaskClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """The canonical prompt's UTF-8 bytes."""
+    """The canonical prompt's UTF-8 bytes; `chat`: of a conversation."""
 
     data: bytes
+    chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)

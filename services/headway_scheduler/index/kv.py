@@ -22,7 +22,7 @@ from xxhash import xxh3_64_intdigest
 from headway_scheduler.index.chain import Match, slots_in
 from headway_scheduler.index.hashing import TOKENS, hash_blocks
 
-__all__ = ["TIERS", "Exact", "Kind", "KvIndex", "KvPrompt", "kv_root"]
+__all__ = ["TIERS", "Exact", "Ids", "Kind", "KvIndex", "KvPrompt", "kv_root"]
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -38,7 +38,18 @@ class Kind(StrEnum):
     IDS = "ids"
     """From the caller, as ids or as hashes of them."""
     TEXT = "text"
-    """Tokenised here: by a template that may not be the engine's."""
+    """Tokenised here."""
+    CHAT = "chat"
+    """Rendered here, by a template that may not be the engine's, and tokenised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """A prompt tokenised here, as little-endian u32. Not `whole`: only its beginning."""
+
+    data: bytes
+    whole: bool = True
+    chat: bool = False
 
 
 def kv_root(adapter: str, salt: str) -> int:
@@ -48,16 +59,28 @@ def kv_root(adapter: str, salt: str) -> int:
 
 @dataclass(slots=True)
 class KvPrompt:
-    """A prompt's chain of token blocks, bound to nobody yet. Keys are computed once a root."""
+    """A prompt's chain of token blocks, bound to nobody yet. Keys are computed once a root.
+
+    `tokens`: its length, where it was found here. Not `whole`: the prompt goes on.
+    """
 
     contents: list[int]
     kind: Kind
+    tokens: int | None = None
+    whole: bool = True
     _keys: dict[int, list[int]] = field(default_factory=dict)
 
     @classmethod
     def of_ids(cls, data: bytes, max_blocks: int, kind: Kind = Kind.IDS) -> "KvPrompt":
         """From token ids as little-endian u32."""
         return cls(hash_blocks(data, 0, TOKENS.block_bytes, max_blocks), kind)
+
+    @classmethod
+    def of_text(cls, ids: Ids, max_blocks: int) -> "KvPrompt":
+        """From what a tokenizer made of it."""
+        contents = hash_blocks(ids.data, 0, TOKENS.block_bytes, max_blocks)
+        tokens = len(ids.data) // TOKENS.unit_bytes if ids.whole else None
+        return cls(contents, Kind.CHAT if ids.chat else Kind.TEXT, tokens, ids.whole)
 
     def keys(self, root: int) -> list[int]:
         """The index's keys of its blocks under this root."""
@@ -256,7 +279,7 @@ class KvIndex:
                 first = keys[0]
                 shown = sum_masks(tier.holders.get(first, 0) for tier in self._tiers.values())
                 self._proven[prompt.kind] |= shown & mask
-        believed = asked & self._complete & self._proven[prompt.kind]
+        believed = asked & self._complete & self._proven[prompt.kind] if prompt.whole else 0
         return Exact(approximate, tuple(map(tuple, depths)), asked, believed)
 
     def blocks(self, slot: int) -> int:

@@ -121,7 +121,7 @@ def _prompt(message: pb.RouteRequest, intake: Intake, model: str) -> tuple[Promp
     elif kind == "text":
         prompt = TextPrompt(message.text.encode())
     else:
-        prompt = TextPrompt(canonical_chat(message.chat))
+        prompt = TextPrompt(canonical_chat(message.chat), chat=True)
     tokens = intake.prompt_tokens(model, prompt)
     if len(prompt.data) > MAX_PROMPT_BYTES:
         return None, tokens
