@@ -596,6 +596,28 @@ class KvEventBatch(_message.Message):
 Global___KvEventBatch: _TypeAlias = KvEventBatch  # noqa: Y015
 
 @_typing.final
+class KvEventBatches(_message.Message):
+    """Those of several endpoints or tiers, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvEventBatch]: ...
+    def __init__(
+        self,
+        *,
+        batches: _abc.Iterable[Global___KvEventBatch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvEventBatches: _TypeAlias = KvEventBatches  # noqa: Y015
+
+@_typing.final
 class ConnectRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -604,6 +626,7 @@ class ConnectRequest(_message.Message):
     DEVICE_EVENT_FIELD_NUMBER: _builtins.int
     ENDPOINT_CHANGE_FIELD_NUMBER: _builtins.int
     KV_EVENTS_FIELD_NUMBER: _builtins.int
+    KV_EVENT_BATCHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -614,6 +637,8 @@ class ConnectRequest(_message.Message):
     def endpoint_change(self) -> Global___EndpointChange: ...
     @_builtins.property
     def kv_events(self) -> Global___KvEventBatch: ...
+    @_builtins.property
+    def kv_event_batches(self) -> Global___KvEventBatches: ...
     def __init__(
         self,
         *,
@@ -622,12 +647,13 @@ class ConnectRequest(_message.Message):
         device_event: Global___DeviceEvent | None = ...,
         endpoint_change: Global___EndpointChange | None = ...,
         kv_events: Global___KvEventBatch | None = ...,
+        kv_event_batches: Global___KvEventBatches | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device_event", b"device_event", "endpoint_change", b"endpoint_change", "hello", b"hello", "kv_events", b"kv_events", "message", b"message", "sample", b"sample"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_event", b"device_event", "endpoint_change", b"endpoint_change", "hello", b"hello", "kv_event_batches", b"kv_event_batches", "kv_events", b"kv_events", "message", b"message", "sample", b"sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_event", b"device_event", "endpoint_change", b"endpoint_change", "hello", b"hello", "kv_events", b"kv_events", "message", b"message", "sample", b"sample"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_event", b"device_event", "endpoint_change", b"endpoint_change", "hello", b"hello", "kv_event_batches", b"kv_event_batches", "kv_events", b"kv_events", "message", b"message", "sample", b"sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "sample", "device_event", "endpoint_change", "kv_events"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "sample", "device_event", "endpoint_change", "kv_events", "kv_event_batches"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
