@@ -1,6 +1,7 @@
 """The wire's messages from the agent's values, and back. Proto stops here."""
 
 import math
+from collections.abc import Iterable
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -89,21 +90,23 @@ def event(value: DeviceEvent | EndpointChange) -> pb.ConnectRequest:
     )
 
 
-def kv_events(batch: KvBatch) -> pb.ConnectRequest:
-    """What a cache gained and lost."""
+def kv_events(batches: Iterable[KvBatch]) -> pb.ConnectRequest:
+    """What caches gained and lost."""
+    return pb.ConnectRequest(kv_event_batches=pb.KvEventBatches(batches=map(_kv_batch, batches)))
+
+
+def _kv_batch(batch: KvBatch) -> pb.KvEventBatch:
     address, dp_rank = batch.key
-    return pb.ConnectRequest(
-        kv_events=pb.KvEventBatch(
-            address=address,
-            dp_rank=dp_rank,
-            sequence=batch.sequence,
-            scheme=SCHEME,
-            stored=batch.stored,
-            removed=batch.removed,
-            cleared=batch.cleared,
-            tier=batch.tier.value,
-            incomplete=not batch.complete,
-        )
+    return pb.KvEventBatch(
+        address=address,
+        dp_rank=dp_rank,
+        sequence=batch.sequence,
+        scheme=SCHEME,
+        stored=batch.stored,
+        removed=batch.removed,
+        cleared=batch.cleared,
+        tier=batch.tier.value,
+        incomplete=not batch.complete,
     )
 
 

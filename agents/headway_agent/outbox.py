@@ -20,7 +20,8 @@ from headway_agent.kv.pending import KvBatch, KvPending
 log = structlog.get_logger(__name__)
 
 Event = DeviceEvent | EndpointChange
-Outgoing = Inventory | Event | Sample | KvBatch
+KvBatches = tuple[KvBatch, ...]
+Outgoing = Inventory | Event | Sample | KvBatches
 """An Inventory goes out as a Hello."""
 
 
@@ -65,7 +66,7 @@ class Outbox:
     def offer_kv(self, key: EndpointKey, changes: Changes, *, forgotten: bool) -> None:
         """A cache that is followed changed."""
         pending = self._kv[key]
-        pending.merge(changes, forgotten=forgotten)
+        pending.merge(changes, forgotten)
         if pending.waiting:
             self._wake.set()
 
@@ -103,8 +104,8 @@ class Outbox:
                 return self._take_event()
             if not self._hello_due and self._sample is not None:
                 return self._take_sample()
-            if not self._hello_due and (waiting := self._kv_waiting()) is not None:
-                return waiting.take()
+            if not self._hello_due and (batches := self._take_kv()):
+                return batches
             self._wake.clear()
             await self._wake.wait()
         return None
@@ -114,13 +115,9 @@ class Outbox:
         """How many messages it holds, sent and unconfirmed events included."""
         return len(self._events) + len(self._sent) + (self._sample is not None)
 
-    def _kv_waiting(self) -> KvPending | None:
-        """Whose turn it is: in a circle, so that a busy engine keeps nobody waiting."""
-        for key, pending in self._kv.items():
-            if pending.waiting:
-                self._kv[key] = self._kv.pop(key)
-                return pending
-        return None
+    def _take_kv(self) -> KvBatches:
+        """One batch of every cache that has something to tell: in one message, and none waits for another."""
+        return tuple(pending.take() for pending in self._kv.values() if pending.waiting)
 
     def _resend_kv(self, key: EndpointKey | None = None) -> None:
         """The scheduler may have forgotten what these caches hold."""

@@ -18,7 +18,6 @@ from headway.telemetry.v1.telemetry_pb2_grpc import TelemetryStub
 from headway_agent import convert
 from headway_agent.config import AgentConfig, TlsSettings
 from headway_agent.inventory import Inventory, NodeIdentity, Sample
-from headway_agent.kv.pending import KvBatch
 from headway_agent.outbox import Outbox, Outgoing
 
 log = structlog.get_logger(__name__)
@@ -236,7 +235,7 @@ class SchedulerStream:
                 return convert.hello(self.identity, outgoing, self.wall())
             case Sample():
                 return convert.sample(outgoing)
-            case KvBatch():
+            case tuple():
                 return convert.kv_events(outgoing)
             case _:
                 return convert.event(outgoing)

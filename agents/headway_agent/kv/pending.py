@@ -45,7 +45,7 @@ class KvPending:
         self._cleared = True
         self._changes = dict.fromkeys(self.blocks.held(), True)
 
-    def merge(self, changes: Changes, *, forgotten: bool) -> None:
+    def merge(self, changes: Changes, forgotten: bool) -> None:
         """The set changed."""
         if forgotten:
             self._cleared = True

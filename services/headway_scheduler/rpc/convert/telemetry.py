@@ -182,15 +182,15 @@ def device_event_from_proto(message: pb.DeviceEvent) -> DeviceEvent:
     return DeviceEvent(message.uuid, _EVENTS[message.kind], message.xid, message.detail)
 
 
-def kv_events_from_proto(message: pb.KvEventBatch) -> KvEvents:
-    """What a KV cache gained and lost. Raises InvalidField."""
+def kv_events_from_proto(message: pb.KvEventBatch, field: str) -> KvEvents:
+    """What a KV cache gained and lost. Raises InvalidField below `field`."""
     if message.scheme not in SCHEMES:
-        raise InvalidField("kv_events.scheme", f"{message.scheme!r} is none of {', '.join(SCHEMES)}")
+        raise InvalidField(f"{field}.scheme", f"{message.scheme!r} is none of {', '.join(SCHEMES)}")
     if message.scheme != TOKENS.name and (message.stored or message.removed):
-        raise InvalidField("kv_events.scheme", f"{message.scheme}: engines' blocks are of {TOKENS.name}")
+        raise InvalidField(f"{field}.scheme", f"{message.scheme}: engines' blocks are of {TOKENS.name}")
     tier = message.tier or TIERS[0]
     if tier not in TIERS:
-        raise InvalidField("kv_events.tier", f"{tier!r} is none of {', '.join(TIERS)}")
+        raise InvalidField(f"{field}.tier", f"{tier!r} is none of {', '.join(TIERS)}")
     return KvEvents(
         endpoint=endpoint_id(message.address, message.dp_rank),
         sequence=message.sequence,
