@@ -45,6 +45,8 @@ class _SchedulerCollector(Collector):
             GaugeMetricFamily("headway_holds", "Routes held.", len(scheduler.dispatcher.holds)),
             GaugeMetricFamily("headway_nodes", "Nodes known.", len(fleet.nodes)),
             GaugeMetricFamily("headway_index_blocks", "Distinct blocks in the index.", len(scheduler.index)),
+            GaugeMetricFamily("headway_kv_blocks", "Distinct blocks that engines say they hold.", len(scheduler.kv)),
+            GaugeMetricFamily("headway_kv_feeds", "Endpoints with KV events.", scheduler.kv.feeds.bit_count()),
             GaugeMetricFamily("headway_store_available", "1: Postgres answers.", int(scheduler.store.available)),
             GaugeMetricFamily("headway_draining", "1: going away.", int(scheduler.draining)),
         ]
