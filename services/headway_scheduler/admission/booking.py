@@ -12,7 +12,7 @@ from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.decision import Decision, Placement, PrefixHolder, Why
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
-from headway_scheduler.fleet.ledger import Booking, Ledger, Leg, Owner, Reservation
+from headway_scheduler.fleet.ledger import Booking, EndCause, Ledger, Leg, Owner, Reservation
 from headway_scheduler.index.fingerprint import FingerprintIndex
 from headway_scheduler.index.hashing import chain_of, identity_of
 from headway_scheduler.learning.cost_model import CostModel
@@ -46,6 +46,7 @@ class Booker:
         self._costs, self._history, self._salts = costs, history, salts
         self._kv_quantile = kv_quantile
         self._max_fallbacks, self._max_index_blocks = fallbacks, max_index_blocks
+        ledger.on_end.append(self._ended)
 
     def work(self, request: Request, owner: Owner, now: float) -> Work:
         """What is computed once for a request."""
@@ -86,6 +87,7 @@ class Booker:
         reservation = self._reservation(work, leg, predicted, expected_s, matched, now)
         work.request = replace(request, prompt=None)  # its prompt is in the chain now: keep no copy of it for hours
         self._ledger.begin(reservation, now)
+        self._prefixes.demand.begin(work.chain)
         self.count(slot)
         pull_from = self._pull_from(choice)
         self._remember(work, slot, predicted, now)
@@ -136,6 +138,7 @@ class Booker:
         reservation = self._reservation(work, leg, prefill_ms, expected_s, matched, now)
         work.flight = self._flight(work, endpoint.slot, float(matched), now, usable=False)
         self._ledger.begin(reservation, now)
+        self._prefixes.demand.begin(work.chain)
         self._remember(work, endpoint.slot, prefill_ms, now)
         why = Why("", "", "", request.prompt_tokens, matched, prefill_ms, request.task_class, work.weight, candidates=1)
         work.decision = self._decision(reservation, work, endpoint.slot, (), why)
@@ -173,6 +176,10 @@ class Booker:
         )
 
     # Inside
+
+    def _ended(self, reservation: Reservation, _cause: EndCause, _now: float) -> None:
+        if isinstance(reservation.attachment, Work):
+            self._prefixes.demand.end(reservation.attachment.chain)
 
     def _decision(
         self,
@@ -220,13 +227,16 @@ class Booker:
         hit = min(hit, max(0.0, request.prompt_tokens - 1.0))
         uncached = request.prompt_tokens - hit
         prefill_ms = self._costs.prefill_ms_at(slot, uncached, hit) + transfer_ms
+        # What others there share with it is in memory once.
+        shared = min(hit, self._prefixes.demand.shared_tokens(work.chain))
         booking = Booking(
             weight_micro=round(work.weight * 1e6),
             prefill_us=round(prefill_ms * 1e3),
             prefill_tokens=round(uncached),
             context_tokens=round(request.prompt_tokens + work.expected_output / 2),
-            kv_tokens=round(request.prompt_tokens + work.kv_output),
+            kv_tokens=round(request.prompt_tokens - shared + work.kv_output / 2),
             uncapped_micro=round(work.uncapped_weight * 1e6),
+            prefill_work_us=round((self._costs.prefill_work_ms_at(slot, uncached, hit) + transfer_ms) * 1e3),
         )
         expected_s = prefill_ms / 1e3 + work.expected_output * self._history.seconds_per_token(request.model)
         return Leg(slot, booking), prefill_ms, expected_s

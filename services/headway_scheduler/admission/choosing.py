@@ -194,6 +194,7 @@ class Chooser:
             self._random,
             tentative,
             lambda slots: match.transfer_ms(slots, columns.capacity, self._transfer_ms),
+            lambda hits, uses: self._prefixes.demand.invested(work.chain, hits, uses),
         )
 
     def _similar(self, work: Work, slots: Slots) -> BoolColumn:

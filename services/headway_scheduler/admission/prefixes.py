@@ -12,6 +12,7 @@ from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.index.chain import ChainIndex, Match
+from headway_scheduler.index.demand import Demand
 from headway_scheduler.index.hashing import TOKENS
 from headway_scheduler.index.kv import Exact, Ids, Kind, KvIndex, KvPrompt, kv_root
 
@@ -44,6 +45,7 @@ class Prefixes:
         tokenize: Tokenize = no_tokenizer,
     ) -> None:
         self.index, self.kv = index, kv
+        self.demand = Demand(max_blocks)
         self.tokenize = tokenize
         self._fleet, self._salts = fleet, salts
         self._max_blocks, self._time_scale = max_blocks, time_scale

@@ -30,6 +30,8 @@ _BY_HARDWARE: Final = {
     "cpu-8b": Coefficients(1.6, 110.0, 6e-5, 2e-3, 512, 60_000),
 }
 _BY_PRODUCT: Final = (("H100", "h100-8b"), ("H200", "h100-8b"), ("A100", "a100-40g-8b"))
+FREE_TOKENS: Final = 128.0
+"""New tokens a step computes within its base time (FIELD.md section 2)."""
 DEFAULT: Final = _BY_HARDWARE["a100-40g-8b"]
 TRANSFER_MS: Final = (0.0, 0.005, 0.05, 0.02)
 """To bring one cached token to the GPU from: the GPU, the host, a disk, another machine; in milliseconds.
