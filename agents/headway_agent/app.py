@@ -28,6 +28,7 @@ from headway_agent.engines.base import EngineContext, EngineReader
 from headway_agent.engines.catalog import ENGINES
 from headway_agent.engines.probe import Prober
 from headway_agent.inventory import NodeIdentity
+from headway_agent.kv.feeds import KvFeeds
 from headway_agent.outbox import Outbox
 from headway_agent.stream import Backoff, Dialer, Pace, SchedulerStream
 
@@ -127,7 +128,11 @@ class Agent:
     async def run(self) -> None:
         """Collect and stream until stopped, then say goodbye."""
         async with collector_for(self.config) as collector:
-            sampling = asyncio.create_task(self._sample(collector))
+            feeds = KvFeeds(
+                self.config.engines, [stream.outbox for stream in self.streams], self.config.kv_events_interval_s
+            )
+            following = asyncio.create_task(feeds.run())
+            sampling = asyncio.create_task(self._sample(collector, feeds))
             streaming = [asyncio.create_task(stream.run()) for stream in self.streams]
             log.info("agent_started", node=self.config.node, schedulers=self.config.schedulers)
             self._warn_of_plain_text()
@@ -136,7 +141,9 @@ class Agent:
                 await asyncio.wait({sampling, *streaming}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 sampling.cancel()
+                following.cancel()
                 await self._say_goodbye(streaming)
+                await asyncio.gather(following, return_exceptions=True)
             await asyncio.gather(*(task for task in (sampling, *streaming) if not task.cancelled()))
         log.info("agent_stopped", node=self.config.node)
 
@@ -150,11 +157,12 @@ class Agent:
         """End `run`, after a goodbye to every scheduler."""
         self._stopping.set()
 
-    async def _sample(self, collector: Collector) -> None:
+    async def _sample(self, collector: Collector, feeds: KvFeeds) -> None:
         """One round each interval; a round that took longer makes no later one hurry."""
         due = self.clock()
         while not self._stopping.is_set():
             collected = await collector.collect(self.pace.interval_s)
+            feeds.observe(collected.inventory)
             for stream in self.streams:
                 stream.outbox.offer(collected)
             self._show_health()

@@ -3,6 +3,7 @@
 Read here and nowhere else. Unknown keys are errors, and all problems are reported at once, each in its place.
 """
 
+import ipaddress
 import itertools
 import json
 import os
@@ -146,6 +147,51 @@ class SimulatedDevices(_Section):
 DeviceSettings = NvmlDevices | CpuDevice | SimulatedDevices
 
 
+def _is_loopback(address: str) -> bool:
+    """Is this ZMQ address on this host alone?"""
+    kind, _, place = address.partition("://")
+    if kind in ("ipc", "inproc"):
+        return True
+    host = place.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _zmq_address(address: str) -> str:
+    if address and not address.startswith(("tcp://", "ipc://")):
+        raise ValueError("must start with tcp:// or ipc://")
+    return address
+
+
+ZmqAddress = Annotated[str, AfterValidator(_zmq_address)]
+
+
+class KvEventSettings(_Section):
+    """Where an engine publishes what its KV cache gains and loses."""
+
+    address: ZmqAddress
+    """The publisher's, `tcp://127.0.0.1:5557`; with `bind`, ours, where the engine connects to."""
+    bind: bool = False
+    replay_address: ZmqAddress = ""
+    """The engine's replay socket. Without one, whatever is missed means to forget the whole cache."""
+    replay_timeout_s: float = Field(default=3.0, gt=0, le=60)
+    topic: str = ""
+    """Only messages whose topic begins so."""
+    max_blocks: int = Field(default=262_144, ge=1)
+    """Engine blocks remembered at most; about 300 bytes each."""
+    remote: bool = False
+    """Allow addresses beyond this host: events name what tenants' prompts have in common, and are not encrypted."""
+
+    @model_validator(mode="after")
+    def _local(self) -> "KvEventSettings":
+        for name, address in (("address", self.address), ("replay_address", self.replay_address)):
+            if address and not self.remote and not _is_loopback(address):
+                raise ValueError(f"{name}: {address} is not on this host; set remote = true if that is meant")
+        return self
+
+
 class EngineSettings(_Section):
     """One engine rank on this host."""
 
@@ -153,7 +199,9 @@ class EngineSettings(_Section):
     """As data planes reach it."""
     url: Url = ""
     """As this agent reaches it; empty: http://ADDRESS."""
-    engine: Literal["vllm", "openai", "emulator"] = "vllm"
+    metrics_url: Url = ""
+    """Where `/metrics` is, if not at `url`; Triton's is on port 8002."""
+    engine: Literal["vllm", "sglang", "tensorrt_llm", "triton", "tgi", "llama_cpp", "openai", "emulator"] = "vllm"
     dp_rank: int | None = Field(default=None, ge=0)
     """The rank whose metrics these are. Absent: one endpoint for the whole engine, its ranks added up."""
     role: Literal["both", "prefill", "decode"] = "both"
@@ -167,6 +215,10 @@ class EngineSettings(_Section):
     """Overrides what the engine lists."""
     max_num_seqs: int | None = Field(default=None, gt=0)
     """How many sequences it runs at once: vLLM does not publish it."""
+    kv_events: KvEventSettings | None = None
+    """Absent: the scheduler believes what it sent there to be cached."""
+    pulls_prefixes: bool = False
+    """It can pull cached prefixes from peers that have this set too (a KV connector)."""
     api_key_file: FilePath | None = None
     """A bearer token for the engine's own API."""
 
@@ -233,6 +285,8 @@ class AgentConfig(BaseSettings):
     devices: list[Annotated[DeviceSettings, Field(discriminator="kind")]] = []
     engines: list[EngineSettings] = []
     probe: ProbeSettings = ProbeSettings()
+    kv_events_interval_s: float = Field(default=0.1, ge=0.01, le=10)
+    """How often what the engines' caches gained and lost is sent."""
     health_file: Path | None = None
     """Touched after each sample while a scheduler is connected: its age tells a health check how the agent does."""
     log_format: Literal["json", "text"] = "json"

@@ -1,6 +1,7 @@
 """The wire's messages from the agent's values, and back. Proto stops here."""
 
 import math
+from collections.abc import Iterable
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -17,6 +18,8 @@ from headway_agent.devices.base import (
 )
 from headway_agent.engines.base import EngineReading
 from headway_agent.inventory import Endpoint, EndpointChange, EndpointKey, Inventory, NodeIdentity, Sample
+from headway_agent.kv.hashing import SCHEME
+from headway_agent.kv.pending import KvBatch
 
 _MISSING = {
     MissingReason.UNSUPPORTED: pb.MISSING_REASON_UNSUPPORTED,
@@ -87,6 +90,26 @@ def event(value: DeviceEvent | EndpointChange) -> pb.ConnectRequest:
     )
 
 
+def kv_events(batches: Iterable[KvBatch]) -> pb.ConnectRequest:
+    """What caches gained and lost."""
+    return pb.ConnectRequest(kv_event_batches=pb.KvEventBatches(batches=map(_kv_batch, batches)))
+
+
+def _kv_batch(batch: KvBatch) -> pb.KvEventBatch:
+    address, dp_rank = batch.key
+    return pb.KvEventBatch(
+        address=address,
+        dp_rank=dp_rank,
+        sequence=batch.sequence,
+        scheme=SCHEME,
+        stored=batch.stored,
+        removed=batch.removed,
+        cleared=batch.cleared,
+        tier=batch.tier.value,
+        incomplete=not batch.complete,
+    )
+
+
 def seconds(duration: Duration) -> float:
     """A duration in seconds."""
     return duration.seconds + duration.nanos / 1e9
@@ -147,6 +170,7 @@ def _endpoint(endpoint: Endpoint) -> pb.EngineEndpoint:
         hardware=settings.hardware,
         engine_boot_id=facts.boot_id,
         ready=endpoint.ready,
+        pulls_prefixes=settings.pulls_prefixes,
     )
 
 

@@ -2,7 +2,7 @@
 
 Of samples only the newest is kept. Events are kept until a later sample is acknowledged, since the stream is
 in order; after a reconnect those not yet confirmed go again. A Hello is the full state, so it replaces
-endpoint changes.
+endpoint changes. What caches gained and lost is merged while it waits, and is sent whole after a Hello.
 """
 
 import asyncio
@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 import structlog
 
 from headway_agent.devices.base import DeviceEvent
-from headway_agent.inventory import Collected, EndpointChange, Inventory, Sample
+from headway_agent.inventory import Collected, EndpointChange, EndpointKey, Inventory, Sample
+from headway_agent.kv.blocks import BlockSet, Changes
+from headway_agent.kv.pending import KvBatch, KvPending
 
 log = structlog.get_logger(__name__)
 
 Event = DeviceEvent | EndpointChange
-Outgoing = Inventory | Event | Sample
+KvBatches = tuple[KvBatch, ...]
+Outgoing = Inventory | Event | Sample | KvBatches
 """An Inventory goes out as a Hello."""
 
 
@@ -41,6 +44,7 @@ class Outbox:
     _sample: Sample | None = None
     _events: deque[Event] = field(default_factory=deque)
     _sent: deque[_Sent] = field(default_factory=deque)
+    _kv: dict[EndpointKey, KvPending] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closed: bool = False
 
@@ -54,6 +58,17 @@ class Outbox:
             self.dropped_samples += 1
         self._sample = collected.sample
         self._wake.set()
+
+    def follow(self, key: EndpointKey, blocks: BlockSet) -> None:
+        """Tell of this endpoint's cache from now on."""
+        self._kv[key] = KvPending(key, blocks)
+
+    def offer_kv(self, key: EndpointKey, changes: Changes, *, forgotten: bool) -> None:
+        """A cache that is followed changed."""
+        pending = self._kv[key]
+        pending.merge(changes, forgotten)
+        if pending.waiting:
+            self._wake.set()
 
     def request_hello(self) -> None:
         """The full state is to go out next."""
@@ -79,15 +94,18 @@ class Outbox:
         self._wake.set()
 
     async def take(self) -> Outgoing | None:
-        """The next thing to send: the Hello, then events, then the newest sample. None once closed."""
+        """The next to send: the Hello, then events, the newest sample, caches' changes. None once closed."""
         while not self._closed:
             if self._hello_due and self._inventory is not None:
                 self._hello_due = False
+                self._resend_kv()
                 return self._inventory
             if not self._hello_due and self._events:
                 return self._take_event()
             if not self._hello_due and self._sample is not None:
                 return self._take_sample()
+            if not self._hello_due and (batches := self._take_kv()):
+                return batches
             self._wake.clear()
             await self._wake.wait()
         return None
@@ -97,8 +115,20 @@ class Outbox:
         """How many messages it holds, sent and unconfirmed events included."""
         return len(self._events) + len(self._sent) + (self._sample is not None)
 
+    def _take_kv(self) -> KvBatches:
+        """One batch of every cache that has something to tell: in one message, and none waits for another."""
+        return tuple(pending.take() for pending in self._kv.values() if pending.waiting)
+
+    def _resend_kv(self, key: EndpointKey | None = None) -> None:
+        """The scheduler may have forgotten what these caches hold."""
+        for pending in self._kv.values():
+            if key is None or pending.key == key:
+                pending.request_all()
+
     def _take_event(self) -> Event:
         event = self._events.popleft()
+        if isinstance(event, EndpointChange):
+            self._resend_kv(event.endpoint.key)  # where it restarted or came back, the scheduler dropped its blocks
         if isinstance(event, DeviceEvent):
             self._sent.append(_Sent(event))
             self._trim()

@@ -235,6 +235,8 @@ class SchedulerStream:
                 return convert.hello(self.identity, outgoing, self.wall())
             case Sample():
                 return convert.sample(outgoing)
+            case tuple():
+                return convert.kv_events(outgoing)
             case _:
                 return convert.event(outgoing)
 

@@ -20,6 +20,7 @@ from headway_scheduler.domain.usage import Usage
 from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, StoreDown
 from headway_scheduler.store.base import Store, Write
 from headway_scheduler.strategies.catalog import algorithms
+from headway_scheduler.tokenizing import Tokenizers
 
 __all__ = ["DiscoveryCounts", "Scheduler"]
 
@@ -75,10 +76,12 @@ class Scheduler:
             record_usage=self._record_usage,
         )
         self.fleet, self.ledger, self.dispatcher = self.core.fleet, self.core.ledger, self.core.dispatcher
-        self.index, self.fingerprints = self.core.index, self.core.fingerprints
+        self.index, self.kv, self.fingerprints = self.core.index, self.core.kv, self.core.fingerprints
         self.costs, self.history = self.core.costs, self.core.history
         self.registry, self.intake, self.salts = self.core.registry, self.core.intake, self.core.salts
         self.reporting = self.core.reporting
+        self.tokenizers = Tokenizers(config.tokenizers_dir)
+        self.dispatcher.prefixes.tokenize = self.tokenizers.ids
         self._usage: dict[tuple[str, str, datetime], Usage] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._saving: asyncio.Task[None] | None = None
@@ -132,7 +135,10 @@ class Scheduler:
     async def refresh(self) -> None:
         """Load the desired state afresh and apply it: the next Route sees it."""
         async with self._refreshing:  # a snapshot loaded earlier must not be applied later
-            self.core.set_desired(await self.store.load())
+            desired = await self.store.load()
+            if self.tokenizers.folder is not None:
+                await asyncio.to_thread(self.tokenizers.set_models, list(desired.models.values()))
+            self.core.set_desired(desired)
 
     async def _follow_changes(self) -> None:
         # Closed here: left to the garbage collector, its connection would be too.

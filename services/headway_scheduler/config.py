@@ -4,6 +4,7 @@ import ipaddress
 import os
 import secrets
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Self
 
@@ -77,6 +78,8 @@ class Config(BaseSettings):
     prompt_header_engines: str = "sglang"
     """Engines, by comma, that send a stream's headers with its first token: the access log's first byte is a TTFT."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    tokenizers_dir: Path | None = None
+    """Tokenise text prompts by the `tokenizer` that a model names below this folder, to match engines' KV events."""
     seed: int = Field(default_factory=lambda: secrets.randbits(64))
     """Of every random number in decisions."""
 
@@ -122,6 +125,10 @@ class Config(BaseSettings):
         ]
         if self.stale_after_s <= self.telemetry_interval_s:
             problems.append("stale_after_s must be above telemetry_interval_s: agents speak no more often")
+        if self.tokenizers_dir is not None and not self.tokenizers_dir.is_dir():
+            problems.append(f"tokenizers_dir: there is no folder {self.tokenizers_dir}")
+        if self.tokenizers_dir is not None and find_spec("tokenizers") is None:
+            problems.append('tokenizers_dir: needs the extra `tokenizers`: pip install "headway[tokenizers]"')
         if (self.tls_certificate is None) != (self.tls_key is None):
             problems.append("tls_certificate and tls_key must be given together")
         if self.http_tls and self.tls_certificate is None:

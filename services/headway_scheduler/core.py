@@ -18,10 +18,12 @@ from headway_scheduler.admission.reporting import Reporting, UsageRecorder
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.desired import DesiredState, Model
 from headway_scheduler.domain.device import DeviceKind
-from headway_scheduler.fleet.fleet import Endpoint, Fleet, FleetConfig
+from headway_scheduler.domain.telemetry import KvEvents
+from headway_scheduler.fleet.fleet import Endpoint, Fleet, FleetConfig, Node
 from headway_scheduler.fleet.ledger import EndCause, Ledger, LedgerConfig, Reservation
-from headway_scheduler.index.chain import ChainIndex
+from headway_scheduler.index.chain import ChainIndex, slots_in
 from headway_scheduler.index.fingerprint import FingerprintIndex
+from headway_scheduler.index.kv import KvIndex
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History
 from headway_scheduler.learning.priors import prior
@@ -94,6 +96,7 @@ class Core:
             self.fleet.columns, config.name, config.epoch, LedgerConfig(resume_grace_s=config.resume_grace_s)
         )
         self.index = ChainIndex()
+        self.kv = KvIndex()
         self.fingerprints = FingerprintIndex()
         self.costs = CostModel(self.fleet.columns, config.time_scale, Learned.COSTS in config.learn)
         self.history = History(config.time_scale, Learned.HISTORY in config.learn)
@@ -104,6 +107,7 @@ class Core:
             fleet=self.fleet,
             ledger=self.ledger,
             index=self.index,
+            kv=self.kv,
             fingerprints=self.fingerprints,
             registry=self.registry,
             costs=self.costs,
@@ -122,11 +126,13 @@ class Core:
         self.fleet.on_announced.append(self._announced)
         self.fleet.on_removed.append(self._removed)
         self.fleet.on_restarted.append(self._forgot_everything)
+        self.fleet.on_connected.append(self._agent_connected)
         self.ledger.still_running = self._still_running
         self.ledger.on_end.append(self._ended)
 
     def set_desired(self, desired: DesiredState) -> None:
         """Take over what admins configured; models that only agents know are served too."""
+        before = self._alone()
         self.desired = desired
         self.discovered = {
             name: model
@@ -137,6 +143,10 @@ class Core:
         unknown = {name: model for name, model in self.discovered.items() if name not in known}
         effective = replace(desired, models={**desired.models, **unknown})
         self.fleet.set_desired(effective)
+        after = self._alone()
+        for slot in slots_in(self.kv.feeds, self.fleet.columns.capacity).tolist():
+            if before.get(slot) != after.get(slot):
+                self.kv.forget(slot)  # its unsalted blocks may be those of the domain that it served before
         self.intake.set_desired(effective)
         for strategy, problem in self.registry.set_desired(effective):
             log.error("strategy_not_built", strategy=strategy, problem=problem)
@@ -151,7 +161,32 @@ class Core:
             if len(self.dispatcher.holds):
                 self.dispatcher.run_pass(now)
 
+    def apply_kv_events(self, endpoint: Endpoint, events: KvEvents) -> None:
+        """What an engine says its cache gained and lost. One that is empty ends what we believed of it, too."""
+        if events.cleared and events.complete and not events.stored:
+            self.index.drop(endpoint.slot)
+        self.kv.apply(
+            endpoint.slot,
+            events.tier,
+            events.stored,
+            events.removed,
+            cleared=events.cleared,
+            complete=events.complete,
+        )
+
     # Parts that know each other through here only
+
+    def _alone(self) -> dict[int, str]:
+        """The isolation domain of each endpoint with a feed that serves no other."""
+        if not self.kv.feeds:
+            return {}
+        domains = {tenant.domain for tenant in self.desired.tenants.values()}
+        capacity, feeds = self.fleet.columns.capacity, self.kv.feeds
+        return {
+            int(slot): domain
+            for domain in domains
+            for slot in slots_in(self.fleet.serving_only(domain) & feeds, capacity).tolist()
+        }
 
     def _announced(self, endpoint: Endpoint) -> None:
         spec, hello = endpoint.spec, endpoint.node.hello
@@ -176,7 +211,13 @@ class Core:
 
     def _forgot_everything(self, endpoint: Endpoint) -> None:
         self.index.drop(endpoint.slot)
+        self.kv.drop(endpoint.slot)
         self.fingerprints.drop(endpoint.slot)
+
+    def _agent_connected(self, node: Node) -> None:
+        """What an agent's feeds said before its Hello, it says again after it, if it still has them."""
+        for endpoint in node.endpoints.values():
+            self.kv.drop(endpoint.slot)
 
     def _ended(self, reservation: Reservation, cause: EndCause, now: float) -> None:
         """However it ended: if it did not end well, it is lost to the cost model."""

@@ -53,6 +53,8 @@ class _SchedulerCollector(Collector):
             CounterMetricFamily(
                 "headway_discovery_rejections", "Answers that an Envoy rejected.", scheduler.discovery.rejections
             ),
+            GaugeMetricFamily("headway_kv_blocks", "Distinct blocks that engines say they hold.", len(scheduler.kv)),
+            GaugeMetricFamily("headway_kv_feeds", "Endpoints with KV events.", scheduler.kv.feeds.bit_count()),
             GaugeMetricFamily("headway_store_available", "1: Postgres answers.", int(scheduler.store.available)),
             GaugeMetricFamily("headway_draining", "1: going away.", int(scheduler.draining)),
         ]

@@ -92,6 +92,7 @@ class GrpcServer:
             refresh=scheduler.refresh,
             check_strategy=scheduler.registry.check,
             fleet=LiveFleet(scheduler),
+            check_model=scheduler.tokenizers.check,
         )
         admin_pb2_grpc.add_AdminServicer_to_server(admin, services)
         self._envoy = EnvoyServices(scheduler, authenticator)

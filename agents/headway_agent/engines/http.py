@@ -48,9 +48,10 @@ class EngineHttp:
         async with self.session.get(self.settings.base_url + path, headers=self._headers) as response:
             return response.status
 
-    async def json(self, path: str) -> object:
-        """The JSON at `path`. Raises one of ERRORS."""
-        async with self.session.get(self.settings.base_url + path, headers=self._headers) as response:
+    async def json(self, path: str, *, post: bool = False) -> object:
+        """The JSON at `path`; `post`: where only a POST is answered. Raises one of ERRORS."""
+        method = "POST" if post else "GET"
+        async with self.session.request(method, self.settings.base_url + path, headers=self._headers) as response:
             response.raise_for_status()
             return await response.json(content_type=None)
 

@@ -3,16 +3,27 @@
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 import aiohttp
 
 from headway_agent.config import EngineSettings, ProbeSettings
 from headway_agent.engines.http import ERRORS, EngineHttp
 
+_BY_METRIC: Final = {
+    "vllm:": "vllm",
+    "sglang:": "sglang",
+    "trtllm_": "tensorrt_llm",
+    "trtllm:": "tensorrt_llm",
+    "tgi_": "tgi",
+    "llamacpp:": "llama_cpp",
+}
+_PAGES: Final = ("/metrics", "/prometheus/metrics")
+
 
 @dataclass(frozen=True, slots=True)
 class Prober:
-    """Asks each port for its models; a port that lists some is an engine."""
+    """Asks each port for its models; a port that lists some is an engine, and so is a Triton that is ready."""
 
     settings: ProbeSettings
     session: aiohttp.ClientSession
@@ -29,15 +40,43 @@ class Prober:
         http = EngineHttp(self.session, candidate)
         try:
             async with asyncio.timeout(timeout_s):
-                if not await http.models():
-                    return None
-                return candidate.model_copy(update={"engine": await _kind(http)})
+                kind = await _kind(http)
+                return None if kind is None else candidate.model_copy(update={"engine": kind})
         except ERRORS:
             return None
 
 
-async def _kind(http: EngineHttp) -> str:
+async def _kind(http: EngineHttp) -> str | None:
+    """What listens there; None: no engine."""
+    if await _answers(http, "/v2/health/ready"):
+        return "triton"
     try:
-        return "vllm" if "vllm:" in await http.text("/metrics") else "openai"
+        if not await http.models():
+            return None
     except ERRORS:
-        return "openai"
+        # An older TGI lists no models, but says what it runs.
+        return "tgi" if await _by_metrics(http) == "tgi" else None
+    if (kind := await _by_metrics(http)) is not None:
+        return kind
+    # A llama-server without --metrics still has its properties.
+    return "llama_cpp" if await _answers(http, "/props") else "openai"
+
+
+async def _by_metrics(http: EngineHttp) -> str | None:
+    for page in _PAGES:
+        try:
+            text = await http.text(page)
+        except ERRORS:
+            continue
+        lines = "\n" + text
+        for prefix, kind in _BY_METRIC.items():
+            if f"\n{prefix}" in lines:
+                return kind
+    return None
+
+
+async def _answers(http: EngineHttp, path: str) -> bool:
+    try:
+        return await http.status(path) == 200
+    except ERRORS:
+        return False

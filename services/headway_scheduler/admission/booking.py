@@ -1,17 +1,18 @@
 """Places: what a request adds to an endpoint, and the reservations that count it there."""
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from headway_scheduler.admission.choosing import Choice
 from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.salts import Salts
-from headway_scheduler.domain.decision import Decision, Placement, Why
+from headway_scheduler.domain.decision import Decision, Placement, PrefixHolder, Why
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
-from headway_scheduler.fleet.ledger import Booking, Ledger, Leg, Owner, Reservation
-from headway_scheduler.index.chain import ChainIndex
+from headway_scheduler.fleet.ledger import Booking, EndCause, Ledger, Leg, Owner, Reservation
 from headway_scheduler.index.fingerprint import FingerprintIndex
 from headway_scheduler.index.hashing import chain_of, identity_of
 from headway_scheduler.learning.cost_model import CostModel
@@ -19,6 +20,8 @@ from headway_scheduler.learning.history import History
 from headway_scheduler.learning.timing import Flight
 
 __all__ = ["Booker"]
+
+_WORTH_PULLING_TOKENS: Final = 512.0
 
 
 class Booker:
@@ -28,7 +31,7 @@ class Booker:
         self,
         fleet: Fleet,
         ledger: Ledger,
-        index: ChainIndex,
+        prefixes: Prefixes,
         fingerprints: FingerprintIndex,
         costs: CostModel,
         history: History,
@@ -39,13 +42,17 @@ class Booker:
         kv_quantile: float | None,
     ) -> None:
         self.routes = 0
-        self._fleet, self._ledger, self._index, self._fingerprints = fleet, ledger, index, fingerprints
+        self._fleet, self._ledger, self._prefixes, self._fingerprints = fleet, ledger, prefixes, fingerprints
         self._costs, self._history, self._salts = costs, history, salts
         self._kv_quantile = kv_quantile
         self._max_fallbacks, self._max_index_blocks = fallbacks, max_index_blocks
+        ledger.on_end.append(self._ended)
 
     def work(self, request: Request, owner: Owner, now: float) -> Work:
         """What is computed once for a request."""
+        kv = self._prefixes.prompt(request)
+        if kv is not None and kv.tokens is not None:
+            request = replace(request, prompt_tokens=kv.tokens)  # counted, not estimated
         chain = chain_of(request, self._history.bytes_per_token(request.model), self._max_index_blocks)
         history, model, task_class = self._history, request.model, request.task_class
         output = history.expected_output(request.tenant, model, task_class, request.max_tokens)
@@ -64,24 +71,28 @@ class Booker:
             weight=history.weight(model, task_class),
             uncapped_weight=history.weight(model, task_class, capped=False),
             text_bytes=text_bytes,
+            kv=kv,
         )
 
     def reserve(self, work: Work, choice: Choice, now: float) -> Decision:
         """Give a request the chosen place."""
         slot, request, hit = choice.slot, work.request, choice.hit_tokens
-        leg, prefill_ms, expected_s = self._leg(work, slot, hit)
+        leg, prefill_ms, expected_s = self._leg(work, slot, hit, choice.hit_transfer_ms)
         queued_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3
         ttft = choice.predicted_ttft_ms
         predicted = queued_ms + prefill_ms if ttft is None else ttft
-        work.flight = self._flight(work, slot, hit, now)
+        # A transfer is in the TTFT, but no part of what the cost model learns.
+        work.flight = self._flight(work, slot, hit, now, usable=not choice.hit_transfer_ms)
         matched = min(int(hit), max(0, request.prompt_tokens - 1))
         reservation = self._reservation(work, leg, predicted, expected_s, matched, now)
         work.request = replace(request, prompt=None)  # its prompt is in the chain now: keep no copy of it for hours
         self._ledger.begin(reservation, now)
+        self._prefixes.demand.begin(work.chain)
         self.count(slot)
-        self._remember(work, slot)
+        pull_from = self._pull_from(choice)
+        self._remember(work, slot, predicted, now)
         why = self.why(work, choice, matched, predicted, now)
-        work.decision = self._decision(reservation, work, slot, self.fallbacks(choice), why)
+        work.decision = self._decision(reservation, work, slot, self.fallbacks(choice), why, pull_from)
         return work.decision
 
     def move(self, reservation: Reservation, endpoint: Endpoint, now: float) -> None:
@@ -89,9 +100,8 @@ class Booker:
         work, slot = reservation.attachment, endpoint.slot
         if not isinstance(work, Work) or slot == reservation.slot:
             return
-        hit = float(
-            self._index.match(work.chain, work.data).tokens(np.array([slot], np.int32), self._fleet.columns.capacity)[0]
-        )
+        capacity = self._fleet.columns.capacity
+        hit = float(self._prefixes.match(work, now).tokens(np.array([slot], np.int32), capacity)[0])
         leg, prefill_ms, _ = self._leg(work, slot, hit)
         if work.flight is not None:
             self._costs.lost(work.flight, now)
@@ -100,7 +110,7 @@ class Booker:
         reservation.predicted_ttft_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3 + prefill_ms
         reservation.matched_tokens = min(int(hit), max(0, work.request.prompt_tokens - 1))
         self._ledger.move(reservation, [leg], now)
-        self._remember(work, slot)
+        self._remember(work, slot, reservation.predicted_ttft_ms, now)
         if work.decision is not None:
             fallbacks = tuple(each for each in work.decision.fallbacks if each.spec.id != endpoint.id)
             work.decision = replace(
@@ -108,6 +118,7 @@ class Booker:
                 endpoint=self._placement(slot),
                 fallbacks=fallbacks,
                 cache_salt=self._salts.salt(work.request.domain, endpoint.spec.engine),
+                pull_from=None,
                 why=replace(
                     work.decision.why,
                     matched_tokens=reservation.matched_tokens,
@@ -127,19 +138,21 @@ class Booker:
         reservation = self._reservation(work, leg, prefill_ms, expected_s, matched, now)
         work.flight = self._flight(work, endpoint.slot, float(matched), now, usable=False)
         self._ledger.begin(reservation, now)
-        self._remember(work, endpoint.slot)
+        self._prefixes.demand.begin(work.chain)
+        self._remember(work, endpoint.slot, prefill_ms, now)
         why = Why("", "", "", request.prompt_tokens, matched, prefill_ms, request.task_class, work.weight, candidates=1)
         work.decision = self._decision(reservation, work, endpoint.slot, (), why)
         return reservation
 
     def answered(self, work: Work, slot: int, tokens: int) -> None:
         """`slot` answered with so many tokens: its cache holds them behind the prompt."""
-        self._index.answered(slot, work.chain, tokens)
+        self._prefixes.index.answered(slot, work.chain, tokens)
 
     def prefill_ms(self, work: Work, choice: Choice) -> float:
         """The chosen one's prefill of this request alone, in milliseconds."""
         hit = min(choice.hit_tokens, max(0.0, work.request.prompt_tokens - 1.0))
-        return self._costs.prefill_ms_at(choice.slot, work.request.prompt_tokens - hit, hit)
+        prefill_ms = self._costs.prefill_ms_at(choice.slot, work.request.prompt_tokens - hit, hit)
+        return prefill_ms + choice.hit_transfer_ms
 
     def count(self, slot: int) -> None:
         """One more decision, for `slot`."""
@@ -164,8 +177,18 @@ class Booker:
 
     # Inside
 
+    def _ended(self, reservation: Reservation, _cause: EndCause, _now: float) -> None:
+        if isinstance(reservation.attachment, Work):
+            self._prefixes.demand.end(reservation.attachment.chain)
+
     def _decision(
-        self, reservation: Reservation, work: Work, slot: int, fallbacks: tuple[Placement, ...], why: Why
+        self,
+        reservation: Reservation,
+        work: Work,
+        slot: int,
+        fallbacks: tuple[Placement, ...],
+        why: Why,
+        pull_from: PrefixHolder | None = None,
     ) -> Decision:
         return Decision(
             request_id=reservation.request_id,
@@ -177,26 +200,43 @@ class Booker:
             fallbacks=fallbacks,
             why=why,
             cache_salt=self._salts.salt(work.request.domain, self._fleet.by_slot[slot].spec.engine),
+            pull_from=pull_from,
         )
+
+    def _pull_from(self, choice: Choice) -> PrefixHolder | None:
+        """Another candidate that certainly has much more of the prompt, where both can move prefixes."""
+        if choice.known is None or not self._fleet.by_slot[choice.slot].spec.pulls_prefixes:
+            return None
+        least = choice.hit_tokens + _WORTH_PULLING_TOKENS
+        for position in np.argsort(-choice.known, kind="stable").tolist():
+            if choice.known[position] < least:
+                return None
+            slot = int(choice.slots[position])
+            if self._fleet.by_slot[slot].spec.pulls_prefixes:
+                return PrefixHolder(self._placement(slot), int(choice.known[position]))
+        return None
 
     def fallbacks(self, choice: Choice) -> tuple[Placement, ...]:
         """The next best, in order."""
         order = choice.order[1 : 1 + self._max_fallbacks]
         return tuple(self._placement(int(choice.slots[other])) for other in order)
 
-    def _leg(self, work: Work, slot: int, hit: float) -> tuple[Leg, float, float]:
+    def _leg(self, work: Work, slot: int, hit: float, transfer_ms: float = 0.0) -> tuple[Leg, float, float]:
         """A leg on `slot`, its prefill alone in milliseconds, and its expected duration in seconds."""
         request = work.request
         hit = min(hit, max(0.0, request.prompt_tokens - 1.0))
         uncached = request.prompt_tokens - hit
-        prefill_ms = self._costs.prefill_ms_at(slot, uncached, hit)
+        prefill_ms = self._costs.prefill_ms_at(slot, uncached, hit) + transfer_ms
+        # What others there share with it is in memory once.
+        shared = min(hit, self._prefixes.demand.shared_tokens(work.chain))
         booking = Booking(
             weight_micro=round(work.weight * 1e6),
             prefill_us=round(prefill_ms * 1e3),
             prefill_tokens=round(uncached),
             context_tokens=round(request.prompt_tokens + work.expected_output / 2),
-            kv_tokens=round(request.prompt_tokens + work.kv_output),
+            kv_tokens=round(request.prompt_tokens - shared + work.kv_output / 2),
             uncapped_micro=round(work.uncapped_weight * 1e6),
+            prefill_work_us=round((self._costs.prefill_work_ms_at(slot, uncached, hit) + transfer_ms) * 1e3),
         )
         expected_s = prefill_ms / 1e3 + work.expected_output * self._history.seconds_per_token(request.model)
         return Leg(slot, booking), prefill_ms, expected_s
@@ -228,10 +268,9 @@ class Booker:
             attachment=work,
         )
 
-    def _remember(self, work: Work, slot: int) -> None:
+    def _remember(self, work: Work, slot: int, predicted_ttft_ms: float, now: float) -> None:
         """The endpoint is about to hold this prompt's prefix."""
-        if work.chain.hashes:
-            self._index.touch(slot, work.chain)
+        self._prefixes.expect(work, slot, predicted_ttft_ms, now)
         if work.fingerprint is not None:
             self._fingerprints.touch(slot, work.chain.root, work.fingerprint)
 

@@ -8,13 +8,16 @@ import numpy.typing as npt
 
 from headway_scheduler.admission.guards import SoftGuards
 from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.errors import AllDraining, AllUnhealthy, HeadwayError, NoEndpoints
 from headway_scheduler.fleet.columns import FloatColumn, Slots
 from headway_scheduler.fleet.fleet import Fleet
-from headway_scheduler.index.chain import ChainIndex, Match
+from headway_scheduler.index.chain import Match
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
+from headway_scheduler.index.kv import Exact
+from headway_scheduler.learning.priors import TRANSFER_MS
 from headway_scheduler.strategies.base import SoftGuard, Tentative, View
 from headway_scheduler.strategies.registry import Bound, Priced, StrategyRegistry
 
@@ -29,13 +32,16 @@ class Choice:
     """A priced set of candidates. `order` holds positions in `slots`, the chosen first.
 
     `dispatchable`: the chosen may be given now; `binds_late`: if not, this one is waited for and no other taken.
-    `by_guard`: what forbids each candidate for now.
+    `by_guard`: what forbids each candidate for now; `transfer_ms`: to bring what each has of the prompt to its GPU;
+    `known`: what engines' own events say each has of it.
     """
 
     slots: Slots
     priced: Priced
     by_guard: dict[str, BoolColumn]
     hits: FloatColumn
+    transfer_ms: FloatColumn | None
+    known: FloatColumn | None
     order: npt.NDArray[np.intp]
     dispatchable: bool
     binds_late: bool
@@ -61,6 +67,11 @@ class Choice:
         """What the chosen one has of the prompt."""
         return float(self.hits[self.position])
 
+    @property
+    def hit_transfer_ms(self) -> float:
+        """What it takes the chosen one to bring that to its GPU."""
+        return 0.0 if self.transfer_ms is None else float(self.transfer_ms[self.position])
+
 
 class Chooser:
     """Finds and prices candidates; changes nothing but the soft guards' memory."""
@@ -68,16 +79,17 @@ class Chooser:
     def __init__(
         self,
         fleet: Fleet,
-        index: ChainIndex,
+        prefixes: Prefixes,
         fingerprints: FingerprintIndex,
         registry: StrategyRegistry,
         random: np.random.Generator,
         time_scale: float,
     ) -> None:
         self.guards = SoftGuards(fleet.columns)
-        self._fleet, self._index, self._fingerprints, self._registry = fleet, index, fingerprints, registry
+        self._fleet, self._prefixes, self._fingerprints, self._registry = fleet, prefixes, fingerprints, registry
         self._random = random
         self._time_scale = time_scale
+        self._transfer_ms = tuple(each / time_scale for each in TRANSFER_MS)
         fleet.on_removed.append(lambda endpoint: self.guards.forget(endpoint.slot))
 
     def choose(self, work: Work, bound: Bound, now: float, tentative: Tentative | None = None) -> Choice:
@@ -92,7 +104,7 @@ class Chooser:
         open_spare = spare[is_open[spare]] if len(spare) else spare
         if not len(open_own) and not len(open_spare):
             raise self._none_left(request, np.concatenate([allowed, spare]))
-        match = self._index.match(work.chain, work.data)
+        match = self._prefixes.match(work, now)
         if len(open_own):
             choice = self._price(work, bound, open_own, match, now, tentative)
             if choice.dispatchable or not len(open_spare):
@@ -103,12 +115,15 @@ class Chooser:
     def watch(self, work: Work, bound: Bound, choice: Choice, now: float) -> None:
         """Let the shadows price what was chosen."""
         for shadow in bound.shadows:
-            view = self._view(work, choice.slots, self._index.match(work.chain, work.data), None)
+            view = self._view(work, choice.slots, self._prefixes.match(work, now), None)
             self._registry.watch(shadow, work.request, view, now, choice.position)
 
     def within(self, request: Request, slots: Slots) -> Slots:
         """Without the excluded, within the subset."""
         subset, excluded = request.subset, request.excluded
+        if request.cannot_inject_salt:
+            alone = self._fleet.serving_only(request.domain)
+            slots = np.array([slot for slot in slots.tolist() if alone >> slot & 1], np.int32)
         if not excluded and subset is None:
             return slots
         kept = []
@@ -127,7 +142,7 @@ class Chooser:
         return np.array(kept, np.int32) if kept else _EMPTY
 
     def _price(
-        self, work: Work, bound: Bound, slots: Slots, match: Match, now: float, tentative: Tentative | None
+        self, work: Work, bound: Bound, slots: Slots, match: Match | Exact, now: float, tentative: Tentative | None
     ) -> Choice:
         view = self._view(work, slots, match, tentative)
         priced = self._registry.price(bound.active, work.request, view, now)
@@ -157,9 +172,19 @@ class Chooser:
         if priced.costs.prefill_ms is not None:
             work.least_prefill_ms = float(priced.costs.prefill_ms.min())
         named = {guard.value: forbidden for guard, forbidden in by_guard.items()}
-        return Choice(slots, priced, named, view.hit_tokens, order, bool(dispatchable), window_ms is not None)
+        return Choice(
+            slots,
+            priced,
+            named,
+            view.hit_tokens,
+            view.transfer_ms,
+            match.known(slots, self._fleet.columns.capacity),
+            order,
+            bool(dispatchable),
+            window_ms is not None,
+        )
 
-    def _view(self, work: Work, slots: Slots, match: Match, tentative: Tentative | None) -> View:
+    def _view(self, work: Work, slots: Slots, match: Match | Exact, tentative: Tentative | None) -> View:
         columns = self._fleet.columns
         return View(
             columns,
@@ -168,6 +193,8 @@ class Chooser:
             lambda slots: self._similar(work, slots),
             self._random,
             tentative,
+            lambda slots: match.transfer_ms(slots, columns.capacity, self._transfer_ms),
+            lambda hits, uses: self._prefixes.demand.invested(work.chain, hits, uses),
         )
 
     def _similar(self, work: Work, slots: Slots) -> BoolColumn:
@@ -181,6 +208,9 @@ class Chooser:
 
     def _none_left(self, request: Request, allowed: Slots) -> HeadwayError:
         model, tenant = request.model, request.tenant
+        if not len(allowed) and request.cannot_inject_salt:
+            message = f"no endpoint of {model!r} serves {tenant!r} alone, and the caller cannot send a cache salt"
+            return NoEndpoints(message, model=model, tenant=tenant)
         if not len(allowed):
             return NoEndpoints(f"no endpoint that {tenant!r} may use serves {model!r}", model=model, tenant=tenant)
         states = {(e.state, e.node.state) for e in (self._fleet.by_slot[slot] for slot in allowed.tolist())}

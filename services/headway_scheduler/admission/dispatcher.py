@@ -14,6 +14,7 @@ from headway_scheduler.admission.booking import Booker
 from headway_scheduler.admission.choosing import Chooser, names_endpoint
 from headway_scheduler.admission.explaining import Explanation, rows_of
 from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
+from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.decision import Decision
@@ -25,6 +26,7 @@ from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.fleet.ledger import EndCause, Ledger, Owner, Reservation
 from headway_scheduler.index.chain import ChainIndex
 from headway_scheduler.index.fingerprint import FingerprintIndex
+from headway_scheduler.index.kv import KvIndex
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History
 from headway_scheduler.strategies.base import Tentative
@@ -67,6 +69,7 @@ class Dispatcher:
         fleet: Fleet,
         ledger: Ledger,
         index: ChainIndex,
+        kv: KvIndex,
         fingerprints: FingerprintIndex,
         registry: StrategyRegistry,
         costs: CostModel,
@@ -81,11 +84,14 @@ class Dispatcher:
         self.quotas = QuotaBook()
         self.wake: Callable[[], None] = lambda: None
         self.settled_at = float("-inf")
-        self._chooser = Chooser(fleet, index, fingerprints, registry, random, self.config.time_scale)
+        self.prefixes = Prefixes(
+            fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
+        )
+        self._chooser = Chooser(fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale)
         self._booker = Booker(
             fleet,
             ledger,
-            index,
+            self.prefixes,
             fingerprints,
             costs,
             history,
@@ -94,7 +100,6 @@ class Dispatcher:
             max_index_blocks=self.config.max_index_blocks,
             kv_quantile=self.config.kv_quantile,
         )
-        self._index = index
         self._random = random
         self._end_interval_s = 1.0
         self._last_end: float | None = None
@@ -224,7 +229,7 @@ class Dispatcher:
             choice = self._chooser.choose(work, bound, now)
         except HeadwayError as error:
             refusal = error
-        rows = rows_of(self.fleet, self._index, self._chooser, work, choice, whole)
+        rows = rows_of(self.fleet, self.prefixes, self._chooser, work, choice, whole, now)
         if choice is None:
             return Explanation(None, rows, refusal, False)
         why = self._booker.why(work, choice, int(choice.hit_tokens), choice.predicted_ttft_ms, now)

@@ -6,10 +6,10 @@ import numpy as np
 
 from headway_scheduler.admission.choosing import Choice, Chooser
 from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.domain.decision import Why
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
-from headway_scheduler.index.chain import ChainIndex
 
 __all__ = ["Explanation", "Row", "rows_of"]
 
@@ -38,7 +38,7 @@ class Explanation:
 
 
 def rows_of(
-    fleet: Fleet, index: ChainIndex, chooser: Chooser, work: Work, choice: Choice | None, whole: bool
+    fleet: Fleet, prefixes: Prefixes, chooser: Chooser, work: Work, choice: Choice | None, whole: bool, now: float
 ) -> tuple[Row, ...]:
     """Every endpoint of the pool that the tenant may use; `whole`: the others too.
 
@@ -51,7 +51,7 @@ def rows_of(
     seen = fleet.pool(request.model, request.adapter).tolist() if whole else sorted(usable)
     kept = set(chooser.within(request, np.array(sorted(usable), np.int32)).tolist())
     positions = {} if choice is None else {slot: n for n, slot in enumerate(choice.slots.tolist())}
-    hits = index.match(work.chain, work.data).tokens(np.array(seen, np.int32), fleet.columns.capacity)
+    hits = prefixes.match(work, now).tokens(np.array(seen, np.int32), fleet.columns.capacity)
     rows = []
     for number, slot in enumerate(seen):
         endpoint, position = fleet.by_slot[slot], positions.get(slot)

@@ -8,6 +8,7 @@ from headway_scheduler.domain.request import Request, TextPrompt, TokensPrompt
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.index.hashing import Chain
+from headway_scheduler.index.kv import KvPrompt
 from headway_scheduler.learning.timing import Flight
 
 __all__ = ["Hold", "Holds", "Waiter", "Work"]
@@ -19,7 +20,7 @@ class Work:
 
     `identity` tells a retry from another request under the same id; None: not known. `kv_output` is the answer that
     memory is kept for; `weight` and `uncapped_weight` are the task's, fixed here; `flight` is what the cost model
-    learns from; `ttft_ms` is as reported;
+    learns from; `ttft_ms` is as reported; `kv` is the prompt as engines' KV events know it, where any might;
     `least_prefill_ms` is its prefill on the best candidate, as last priced;
     `urgent`: it has waited so long that it goes before all others of its priority;
     `patient`: it may be held at all.
@@ -37,6 +38,7 @@ class Work:
     uncapped_weight: float
     text_bytes: int = 0
     fingerprint: int | None = None
+    kv: KvPrompt | None = None
     decision: Decision | None = None
     flight: Flight | None = None
     ttft_ms: float | None = None

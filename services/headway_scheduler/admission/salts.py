@@ -7,7 +7,7 @@ from typing import Final
 __all__ = ["Salts"]
 
 HONOURED_BY: Final = frozenset({"vllm", "emulator"})
-"""Engines known to mix the request field `cache_salt` into their prefix hashes."""
+"""THE list of engines known to mix the request field `cache_salt` into their prefix hashes."""
 
 
 class Salts:
@@ -22,10 +22,16 @@ class Salts:
         self._secret = secret
         self._salts.clear()
 
+    def honoured_by(self, engine: str) -> bool:
+        """Does this engine keep salts apart?"""
+        return engine in HONOURED_BY
+
     def salt(self, domain: str, engine: str) -> str:
         """The salt to send along, or nothing where the engine would not understand it."""
-        if engine not in HONOURED_BY:
-            return ""
+        return self.of(domain) if engine in HONOURED_BY else ""
+
+    def of(self, domain: str) -> str:
+        """The domain's salt."""
         found = self._salts.get(domain)
         if found is None:
             found = self._salts[domain] = hmac.new(self._secret, domain.encode(), sha256).hexdigest()[:32]

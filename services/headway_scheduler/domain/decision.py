@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from headway_scheduler.domain.endpoint import EndpointSpec
 from headway_scheduler.domain.request import TaskClass
 
-__all__ = ["Decision", "Placement", "Why"]
+__all__ = ["Decision", "Placement", "PrefixHolder", "Why"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,14 @@ class Why:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixHolder:
+    """An endpoint that holds so many tokens of the prompt, from its beginning."""
+
+    placement: Placement
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """An endpoint chosen and a place reserved on it."""
 
@@ -45,3 +53,4 @@ class Decision:
     fallbacks: tuple[Placement, ...]
     why: Why
     cache_salt: str = ""
+    pull_from: PrefixHolder | None = None

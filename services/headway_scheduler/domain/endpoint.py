@@ -45,6 +45,7 @@ class EndpointSpec:
     hardware: str = ""
     engine_boot_id: str = ""
     ready: bool = True
+    pulls_prefixes: bool = False
 
     @property
     def id(self) -> str:

@@ -17,9 +17,10 @@ class TaskClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """The canonical prompt's UTF-8 bytes."""
+    """The canonical prompt's UTF-8 bytes; `chat`: of a conversation."""
 
     data: bytes
+    chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Request:
     """A validated request: names resolved to ids, prompt in canonical form.
 
     `prompt_tokens` is exact where ids were given, else estimated by the model's bytes a token. `max_wait_s` is None
-    where the caller left it to the scheduler. `priority`: -1 best effort, 0 standard, 1 critical.
+    where the caller left it to the scheduler. `cannot_inject_salt`: only endpoints that serve no other isolation domain
+    may be chosen. `priority`: -1 best effort, 0 standard, 1 critical.
     """
 
     request_id: str
@@ -72,3 +74,4 @@ class Request:
     max_wait_s: float | None = None
     excluded: frozenset[str] = frozenset()
     subset: Subset | None = None
+    cannot_inject_salt: bool = False

@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class KvEvents:
-    """What an endpoint's KV cache gained and lost, as chained index-block hashes."""
+    """What an endpoint's KV cache gained and lost in one tier, as index blocks. `complete`: nothing else is in it."""
 
     endpoint: str
     sequence: int
@@ -43,3 +43,4 @@ class KvEvents:
     removed: tuple[int, ...] = ()
     cleared: bool = False
     tier: str = "gpu"
+    complete: bool = True

@@ -25,6 +25,8 @@ BOOKED: Final = (
     "context_tokens",
     "kv_tokens",
     "uncapped_micro",
+    "decoding",
+    "prefill_work_us",
 )
 _INITIAL_CAPACITY: Final = 16
 
@@ -65,9 +67,13 @@ class Columns:
     context_tokens: IntColumn = field(default_factory=_ints)
     """Context of the requests in decode, in tokens."""
     kv_tokens: IntColumn = field(default_factory=_ints)
-    """KV tokens the reservations will need: prompt and expected output."""
+    """KV tokens the reservations need: prompt, less what others share, and half of the output, its mean over time."""
     uncapped_micro: IntColumn = field(default_factory=_ints)
     """Their task weights as learned, whatever they are, in millionths."""
+    decoding: IntColumn = field(default_factory=_ints)
+    """Those past their first token."""
+    prefill_work_us: IntColumn = field(default_factory=_ints)
+    """Predicted prefill not yet done without its steps' fixed time, which prompts in one step share; microseconds."""
 
     # Sampled: what telemetry says.
     external: FloatColumn = field(default_factory=_zeros)

@@ -90,7 +90,8 @@ class Fleet:
     """Nodes and endpoints by id, and the columns behind them.
 
     `on_announced` is called with an endpoint that is new or changed, `on_removed` before its slot is reused,
-    `on_restarted` when its engine lost its memory. `version` grows when it changes who may be chosen.
+    `on_restarted` when its engine lost its memory, `on_connected` with a node whose agent said Hello. `version` grows
+    when it changes who may be chosen.
     """
 
     def __init__(self, config: FleetConfig | None = None) -> None:
@@ -105,6 +106,7 @@ class Fleet:
         self.on_removed: list[Callable[[Endpoint], None]] = []
         self.on_restarted: list[Callable[[Endpoint], None]] = []
         self.on_announced: list[Callable[[Endpoint], None]] = []
+        self.on_connected: list[Callable[[Node], None]] = []
         self._frozen_since: float | None = None
         self._free: list[int] = []
         self._used = 0
@@ -112,6 +114,7 @@ class Fleet:
         self._pools: dict[tuple[str, str], Slots] = {}
         self._tenant_slots: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
         self._candidates: dict[tuple[str, str, str], tuple[Slots, Slots]] = {}
+        self._alone: dict[str, int] | None = None
 
     # What agents say
 
@@ -136,6 +139,8 @@ class Fleet:
         for endpoint in node.endpoints.values():
             self._apply_devices(endpoint)
         self._changed(node.endpoints.values())
+        for listener in self.on_connected:
+            listener(node)
         return node
 
     def disconnect(self, node: Node, connection: int) -> None:
@@ -283,6 +288,12 @@ class Fleet:
         """Ids of the tenants that may use an endpoint."""
         return [t for t in self._desired.tenants if any(endpoint.slot in slots for slots in self._slots_of(t))]
 
+    def serving_only(self, domain: str) -> int:
+        """Mask of the slots that no other isolation domain's tenants may use."""
+        if self._alone is None:
+            self._alone = _alone(self._desired, self.endpoints)
+        return self._alone.get(domain, 0)
+
     def hard_guards(self, endpoint: Endpoint) -> list[str]:
         """Why it must not be chosen, the admin's word first; empty: it may."""
         found = []
@@ -414,6 +425,7 @@ class Fleet:
         self._pools.clear()
         self._candidates.clear()
         self._tenant_slots.clear()
+        self._alone = None
         self.refresh_guards(endpoints)
 
 
@@ -441,6 +453,28 @@ def tenant_slots(
         else:
             own |= slots
     return frozenset(own - others), frozenset(burst - own - others)
+
+
+def _alone(desired: DesiredState, endpoints: Mapping[str, Endpoint]) -> dict[str, int]:
+    """Mask, for each isolation domain, of the slots it alone may use. Dedicated groups are their tenants' alone."""
+    members = {
+        group.id: {e.slot for e in endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
+        for group in desired.groups.values()
+    }
+    users: dict[int, set[str]] = {}
+    owners: dict[int, set[str]] = {}
+    for binding in desired.bindings:
+        tenant = desired.tenants.get(binding.tenant)
+        for slot in members.get(binding.group, ()) if tenant is not None else ():
+            assert tenant is not None  # noqa: S101 - the loop is empty without it
+            (owners if binding.mode == "dedicated" else users).setdefault(slot, set()).add(tenant.domain)
+    found: dict[str, int] = {}
+    for slot in users.keys() | owners.keys():
+        domains = owners.get(slot) or users[slot]
+        if len(domains) == 1:
+            (domain,) = domains
+            found[domain] = found.get(domain, 0) | 1 << slot
+    return found
 
 
 def _within(pool: Slots, allowed: frozenset[int]) -> Slots:

@@ -59,6 +59,7 @@ class Booking:
     context_tokens: int
     kv_tokens: int
     uncapped_micro: int = 0
+    prefill_work_us: int = 0
 
 
 @dataclass(slots=True)
@@ -70,12 +71,13 @@ class Leg:
     role: EngineRole = EngineRole.BOTH
     prefilling: bool = True
 
-    def booked(self) -> tuple[int, int, int, int, int, int, int]:
+    def booked(self) -> tuple[int, int, int, int, int, int, int, int, int]:
         """What it adds now, in the order of columns.BOOKED."""
         b = self.booking
         if self.prefilling:
-            return (1, b.weight_micro, b.prefill_us, b.prefill_tokens, 0, b.kv_tokens, b.uncapped_micro)
-        return (1, b.weight_micro, 0, 0, b.context_tokens, b.kv_tokens, b.uncapped_micro)
+            prefill = b.prefill_us, b.prefill_tokens
+            return (1, b.weight_micro, *prefill, 0, b.kv_tokens, b.uncapped_micro, 0, b.prefill_work_us)
+        return (1, b.weight_micro, 0, 0, b.context_tokens, b.kv_tokens, b.uncapped_micro, 1, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -307,7 +309,7 @@ class Ledger:
 
     def _add(self, leg: Leg) -> None:
         c, slot = self._columns, leg.slot
-        count, weight, prefill_us, prefill_tokens, context, kv, uncapped = leg.booked()
+        count, weight, prefill_us, prefill_tokens, context, kv, uncapped, decoding, work_us = leg.booked()
         c.inflight[slot] += count
         c.weight_micro[slot] += weight
         c.prefill_us[slot] += prefill_us
@@ -315,10 +317,12 @@ class Ledger:
         c.context_tokens[slot] += context
         c.kv_tokens[slot] += kv
         c.uncapped_micro[slot] += uncapped
+        c.decoding[slot] += decoding
+        c.prefill_work_us[slot] += work_us
 
     def _subtract(self, leg: Leg) -> None:
         c, slot = self._columns, leg.slot
-        count, weight, prefill_us, prefill_tokens, context, kv, uncapped = leg.booked()
+        count, weight, prefill_us, prefill_tokens, context, kv, uncapped, decoding, work_us = leg.booked()
         c.inflight[slot] -= count
         c.weight_micro[slot] -= weight
         c.prefill_us[slot] -= prefill_us
@@ -326,6 +330,8 @@ class Ledger:
         c.context_tokens[slot] -= context
         c.kv_tokens[slot] -= kv
         c.uncapped_micro[slot] -= uncapped
+        c.decoding[slot] -= decoding
+        c.prefill_work_us[slot] -= work_us
 
     def _decode(self, reservation: Reservation) -> None:
         for leg in reservation.legs:

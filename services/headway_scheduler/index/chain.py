@@ -10,6 +10,7 @@ its conversation's next turn, and has the tail too.
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from headway_scheduler.index.hashing import Chain
 
-__all__ = ["ChainIndex", "Match"]
+__all__ = ["NOTHING", "ChainIndex", "Match", "slots_in"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -34,16 +35,27 @@ class Match:
         """Tokens held by each of `slots`; `capacity` is above every slot."""
         held = np.zeros(capacity)
         for mask, blocks in self.levels:
-            held[_slots_in(mask, capacity)] = blocks * self.block_tokens
+            held[slots_in(mask, capacity)] = blocks * self.block_tokens
         for slot, tokens in self.tails:
             held[slot] += tokens
         return held[slots]
 
+    def transfer_ms(
+        self, slots: npt.NDArray[np.int32], capacity: int, ms_per_token: Sequence[float]
+    ) -> FloatArray | None:
+        """Where blocks lie is not known: nothing."""
+        return None
 
-_NOTHING = Match((), 1.0)
+    def known(self, slots: npt.NDArray[np.int32], capacity: int) -> FloatArray | None:
+        """All of it is a guess."""
+        return None
 
 
-def _slots_in(mask: int, capacity: int) -> npt.NDArray[np.intp]:
+NOTHING = Match((), 1.0)
+
+
+def slots_in(mask: int, capacity: int) -> npt.NDArray[np.intp]:
+    """The slots of a mask; `capacity` is above every one."""
     if mask.bit_count() == 1:
         return np.array([mask.bit_length() - 1])
     raw = np.frombuffer(mask.to_bytes((capacity + 7) // 8, "little"), np.uint8)
@@ -121,7 +133,7 @@ class ChainIndex:
         hashes, holders = chain.hashes, self._holders
         active = holders.get(hashes[0], 0) if hashes else 0
         if not active:
-            return _NOTHING
+            return NOTHING
         levels: list[tuple[int, int]] = []
         for depth in range(1, len(hashes)):
             still = active & holders.get(hashes[depth], 0)

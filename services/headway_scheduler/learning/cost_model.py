@@ -17,7 +17,7 @@ from headway_scheduler.learning.estimator import Estimate, Estimator
 from headway_scheduler.learning.priors import Coefficients
 from headway_scheduler.learning.timing import Flight, Observation, Timing
 
-__all__ = ["CostModel", "prefill_ms"]
+__all__ = ["CostModel", "prefill_ms", "prefill_work_ms"]
 
 _FORMAT: Final = 1
 _MOST_KEPT: Final = 20_000
@@ -31,8 +31,13 @@ def prefill_ms(columns: Columns, slots: Slots, uncached: FloatColumn, hit: Float
     `p = tok·n + pair·n·(hit + n/2) + base·max(1, n/budget)`.
     """
     steps = np.maximum(1.0, uncached / columns.budget_tokens[slots])
-    attention = columns.pair_ms[slots] * uncached * (hit + uncached / 2)
-    result: FloatColumn = columns.tok_ms[slots] * uncached + attention + columns.base_ms[slots] * steps
+    result: FloatColumn = prefill_work_ms(columns, slots, uncached, hit) + columns.base_ms[slots] * steps
+    return result
+
+
+def prefill_work_ms(columns: Columns, slots: Slots, uncached: FloatColumn, hit: FloatColumn) -> FloatColumn:
+    """The same without the steps' fixed time, which prompts that are prefilled in one step share; milliseconds."""
+    result: FloatColumn = columns.tok_ms[slots] * uncached + columns.pair_ms[slots] * uncached * (hit + uncached / 2)
     return result
 
 
@@ -125,8 +130,12 @@ class CostModel:
         """`prefill_ms` for one slot, in plain numbers."""
         c = self.columns
         steps = max(1.0, uncached / float(c.budget_tokens[slot]))
-        attention = float(c.pair_ms[slot]) * uncached * (hit + uncached / 2)
-        return float(c.tok_ms[slot]) * uncached + attention + float(c.base_ms[slot]) * steps
+        return self.prefill_work_ms_at(slot, uncached, hit) + float(c.base_ms[slot]) * steps
+
+    def prefill_work_ms_at(self, slot: int, uncached: float, hit: float) -> float:
+        """`prefill_work_ms` for one slot, in plain numbers."""
+        c = self.columns
+        return uncached * (float(c.tok_ms[slot]) + float(c.pair_ms[slot]) * (hit + uncached / 2))
 
     # State
 

@@ -7,7 +7,7 @@ Coefficients of one engine step, in milliseconds and tokens (FIELD.md section 2,
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["DEFAULT", "Coefficients", "prior"]
+__all__ = ["DEFAULT", "TRANSFER_MS", "Coefficients", "prior"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,14 @@ _BY_HARDWARE: Final = {
     "cpu-8b": Coefficients(1.6, 110.0, 6e-5, 2e-3, 512, 60_000),
 }
 _BY_PRODUCT: Final = (("H100", "h100-8b"), ("H200", "h100-8b"), ("A100", "a100-40g-8b"))
+FREE_TOKENS: Final = 128.0
+"""New tokens a step computes within its base time (FIELD.md section 2)."""
 DEFAULT: Final = _BY_HARDWARE["a100-40g-8b"]
+TRANSFER_MS: Final = (0.0, 0.005, 0.05, 0.02)
+"""To bring one cached token to the GPU from: the GPU, the host, a disk, another machine; in milliseconds.
+
+By sizes and links, not measured: 128 KiB a token (8B, 16 bit) over PCIe at 25 GB/s, NVMe at 2.5, 50 Gbit/s.
+"""
 
 
 def prior(hardware: str, product: str, is_cpu: bool) -> Coefficients:

@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headway_scheduler.fleet.columns import Columns
+from headway_scheduler.learning.priors import FREE_TOKENS
 
-__all__ = ["FREE_TOKENS", "Flight", "Observation", "Timing"]
-
-FREE_TOKENS: Final = 128.0
-"""New tokens a step computes within its base time (FIELD.md section 2)."""
+__all__ = ["Flight", "Observation", "Timing"]
 
 _SAME_STEP: Final = 0.5
 """First tokens closer than this share of the shortest step come from one step."""

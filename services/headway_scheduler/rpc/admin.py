@@ -11,7 +11,7 @@ from headway.admin.v1 import admin_pb2 as pb
 from headway.admin.v1.admin_pb2_grpc import AdminServicer
 
 from headway_scheduler.domain import names
-from headway_scheduler.domain.desired import Credential, DesiredState, StrategyConfig, StrategyRevision
+from headway_scheduler.domain.desired import Credential, DesiredState, Model, StrategyConfig, StrategyRevision
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.fleet_view import EndpointView, NodeView
 from headway_scheduler.errors import InUse, InvalidField, TokenShownOnce, UnknownResource, UnknownTenant
@@ -78,11 +78,12 @@ class AdminService(AdminServicer):
         refresh: Callable[[], Awaitable[None]],
         check_strategy: Callable[[StrategyConfig], None],
         fleet: FleetView,
+        check_model: Callable[[Model], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._state = state
         self._fleet = fleet
-        self._resources = Resources(store, state, refresh, check_strategy)
+        self._resources = Resources(store, state, refresh, check_strategy, check_model)
 
     # tenants
 

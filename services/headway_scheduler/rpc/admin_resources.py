@@ -50,11 +50,13 @@ class Resources:
         state: Callable[[], DesiredState],
         refresh: Callable[[], Awaitable[None]],
         check_strategy: Callable[[StrategyConfig], None],
+        check_model: Callable[[Model], None],
     ) -> None:
         self.store = store
         self.state = state
         self._refresh = refresh
         self._check_strategy = check_strategy
+        self._check_model = check_model
 
     def get(self, kind: Kind[R, M], request: Request) -> M:
         """The resource of this name."""
@@ -182,3 +184,5 @@ class Resources:
     def _check(self, resource: Resource) -> None:
         if isinstance(resource, StrategyConfig):
             self._check_strategy(resource)
+        elif isinstance(resource, Model):
+            self._check_model(resource)

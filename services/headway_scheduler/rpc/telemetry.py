@@ -132,9 +132,15 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                 fleet.put_endpoint(node, spec)
             log.info("endpoint_changed", endpoint=spec.id, removed=message.endpoint_change.removed, ready=spec.ready)
         elif kind == "kv_events":
-            events = kv_events_from_proto(message.kv_events)
-            endpoint = node.endpoints.get(events.endpoint)
-            if endpoint is not None and events.cleared:
-                self._scheduler.index.drop(endpoint.slot)
+            self._kv_events(node, message.kv_events, "kv_events")
+        elif kind == "kv_event_batches":
+            for number, batch in enumerate(message.kv_event_batches.batches):
+                self._kv_events(node, batch, f"kv_event_batches.batches[{number}]")
         else:
             raise InvalidField("message", "is required")
+
+    def _kv_events(self, node: Node, message: pb.KvEventBatch, field: str) -> None:
+        events = kv_events_from_proto(message, field)
+        endpoint = node.endpoints.get(events.endpoint)
+        if endpoint is not None:
+            self._scheduler.core.apply_kv_events(endpoint, events)

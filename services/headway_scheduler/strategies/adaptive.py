@@ -1,20 +1,34 @@
-"""Adaptive, the default: predicted TTFT there, plus what the request costs the others there (FIELD.md section 1).
+"""Adaptive, the default: predicted TTFT there, plus what the request costs the others there (after FIELD.md section 1).
 
-p    = tok·n + pair·n·(hit + n/2) + base·max(1, n/budget)     this request's prefill, n uncached tokens
-rho  = (base + ctx·decode context) / (budget·tok)             how much decoding slows prefill there
-cost = (queued prefill + p)·(1 + rho) + externality·p·inflight
+An engine computes all that is queued, and a token for each request that decodes, in steps of at most `budget` tokens;
+prompts in one step share its fixed time. n uncached tokens after `hit` cached ones, q tokens and W ms of work queued,
+B requests decoding over C tokens of context:
+
+w     = tok·n + pair·n·(hit + n/2)                       this request's work, ms
+step  = base + ctx·C                                     a step without new tokens, ms
+steps = max(1, (q + n)/budget)
+TTFT  = max(0, W + w − (128 − B)·tok·steps) + steps·step + step/2 if the engine is busy
+cost  = TTFT
+      + externality·p·inflight                           its prefill p = w + base·max(1, n/budget) delays the others
+      + 1.5·inflight·(ctx·prompt + tok)                  its decoding lengthens a step and a half of those to come
+      − tok·invested                                     what it prefills there for others, too
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 from pydantic import Field
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.learning.cost_model import prefill_ms
+from headway_scheduler.fleet.columns import FloatColumn
+from headway_scheduler.learning.cost_model import prefill_ms, prefill_work_ms
+from headway_scheduler.learning.priors import FREE_TOKENS
 from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
 
 __all__ = ["Adaptive"]
+
+_STEPS_SEEN: Final = 1.5
+"""Steps that a request meets before its first token: its own, and half of the one it arrives in."""
 
 
 class AdaptiveParameters(Parameters):
@@ -22,6 +36,12 @@ class AdaptiveParameters(Parameters):
 
     externality: float = Field(
         0.1, ge=0.0, le=10.0, description="What a millisecond of prefill costs each request there"
+    )
+    replication: float = Field(
+        2.0,
+        ge=0.0,
+        le=100.0,
+        description="Requests to come that each one in flight with the same prefix stands for; 0: never replicate",
     )
     window_ms: float = Field(
         200.0,
@@ -49,9 +69,28 @@ class Adaptive:
 
     def cost(self, request: Request, view: View, now: float) -> Costs:
         """Price each candidate."""
-        c, slots = view.columns, view.slots
+        c, slots, inflight = view.columns, view.slots, view.inflight
         hit = np.minimum(view.hit_tokens, max(0, request.prompt_tokens - 1))
-        prefill = prefill_ms(c, slots, request.prompt_tokens - hit, hit)
-        slowed = (c.base_ms[slots] + c.ctx_ms[slots] * view.context_tokens) / (c.budget_tokens[slots] * c.tok_ms[slots])
-        ttft = (view.queued_prefill_ms + prefill) * (1.0 + slowed)
-        return Costs(ttft + self.parameters.externality * prefill * view.inflight, ttft, prefill)
+        uncached = request.prompt_tokens - hit
+        work, prefill = prefill_work_ms(c, slots, uncached, hit), prefill_ms(c, slots, uncached, hit)
+        ttft, tok, ctx = _ttft_ms(view, work, uncached), c.tok_ms[slots], c.ctx_ms[slots]
+        transfer = view.transfer_ms
+        if transfer is not None:
+            ttft, prefill = ttft + transfer, prefill + transfer
+        delays = self.parameters.externality * prefill + _STEPS_SEEN * (ctx * request.prompt_tokens + tok)
+        cost = ttft + delays * inflight
+        invested = view.invested_tokens(self.parameters.replication) if self.parameters.replication else None
+        if invested is not None:
+            cost = cost - tok * np.minimum(invested, uncached)
+        return Costs(cost, ttft, prefill)
+
+
+def _ttft_ms(view: View, work: FloatColumn, uncached: FloatColumn) -> FloatColumn:
+    """When the first token will be there."""
+    c, slots, decoding, queued_tokens = view.columns, view.slots, view.decoding, view.queued_prefill_tokens
+    step = c.base_ms[slots] + c.ctx_ms[slots] * view.context_tokens
+    steps = np.maximum(1.0, (queued_tokens + uncached) / c.budget_tokens[slots])
+    free = (FREE_TOKENS - decoding) * c.tok_ms[slots] * steps
+    busy = (decoding > 0) | (queued_tokens > 0)
+    found: FloatColumn = np.maximum(0.0, view.queued_work_ms + work - free) + step * (steps + 0.5 * busy)
+    return found

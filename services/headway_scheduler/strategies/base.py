@@ -69,7 +69,17 @@ class View:
     `hit_tokens` and `similar` are found when first used: not every strategy wants the index.
     """
 
-    __slots__ = ("_columns", "_find_hits", "_find_similar", "_hits", "_random", "_tentative", "slots")
+    __slots__ = (
+        "_columns",
+        "_find_hits",
+        "_find_invested",
+        "_find_similar",
+        "_find_transfer",
+        "_hits",
+        "_random",
+        "_tentative",
+        "slots",
+    )
 
     def __init__(
         self,
@@ -79,6 +89,8 @@ class View:
         find_similar: Callable[[Slots], BoolColumn],
         random: np.random.Generator,
         tentative: Tentative | None = None,
+        find_transfer: Callable[[Slots], FloatColumn | None] | None = None,
+        find_invested: Callable[[FloatColumn, float], FloatColumn | None] | None = None,
     ) -> None:
         self.slots = slots
         self._columns = columns
@@ -86,6 +98,8 @@ class View:
         self._find_similar = find_similar
         self._random = random
         self._tentative = tentative
+        self._find_transfer = find_transfer
+        self._find_invested = find_invested
         self._hits: FloatColumn | None = None
 
     def __len__(self) -> int:
@@ -119,6 +133,18 @@ class View:
         """Predicted prefill still to be done there, that of requests tentatively placed included."""
         found: FloatColumn = self._columns.prefill_us[self.slots] / 1e3
         return found if self._tentative is None else found + self._tentative.prefill_ms[self.slots]
+
+    @property
+    def queued_work_ms(self) -> FloatColumn:
+        """The same without the steps' fixed time, which prompts in one step share."""
+        found: FloatColumn = self._columns.prefill_work_us[self.slots] / 1e3
+        return found if self._tentative is None else found + self._tentative.prefill_ms[self.slots]
+
+    @property
+    def decoding(self) -> FloatColumn:
+        """Requests past their first token there; those of others count as such."""
+        found: FloatColumn = self._columns.decoding[self.slots] + self._columns.external[self.slots]
+        return found
 
     @property
     def queued_prefill_tokens(self) -> FloatColumn:
@@ -185,10 +211,22 @@ class View:
 
     @property
     def hit_tokens(self) -> FloatColumn:
-        """Tokens of the prompt cached there, as the index believes."""
+        """Tokens of the prompt cached there, in any tier, as the index believes."""
         if self._hits is None:
             self._hits = self._find_hits(self.slots)
         return self._hits
+
+    @property
+    def transfer_ms(self) -> FloatColumn | None:
+        """What it takes to bring hit tokens from a farther tier to the GPU, in milliseconds; None: nothing anywhere."""
+        return None if self._find_transfer is None else self._find_transfer(self.slots)
+
+    def invested_tokens(self, uses: float) -> FloatColumn | None:
+        """Of the tokens of the prompt not cached there, those that others will use there; None: none.
+
+        `uses`: how many to come each request in flight with the same prefix stands for.
+        """
+        return None if self._find_invested is None else self._find_invested(self.hit_tokens, uses)
 
     @property
     def similar(self) -> BoolColumn:

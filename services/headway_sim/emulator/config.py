@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headway_sim.emulator.kv_events import Encoding
 from headway_sim.engine import BLOCK_TOKENS, HARDWARE, Hardware
 
 
@@ -21,6 +22,8 @@ class EmulatorConfig:
     kv_tokens: int | None = None
     stream_interval_ms: float = 20.0
     port_file: Path | None = None
+    kv_events_port: int | None = None
+    kv_events_encoding: Encoding = Encoding.ARRAY
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> EmulatorConfig:
@@ -43,6 +46,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EmulatorConfig:
         "--stream-interval-ms", type=_positive, default=20.0, help="real time between events of one stream"
     )
     parser.add_argument("--port-file", type=Path, help="written once all listen: one port per line")
+    parser.add_argument(
+        "--kv-events-port",
+        type=int,
+        help="publish KV events here, and replay them on the next port; 2 more for each further engine; 0: free ones",
+    )
+    parser.add_argument("--kv-events-encoding", choices=[each.value for each in Encoding], default="array")
     given = parser.parse_args(arguments)
     if given.kv_tokens is not None and given.kv_tokens < BLOCK_TOKENS:
         parser.error(f"--kv-tokens must be at least {BLOCK_TOKENS}")
@@ -63,6 +72,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> EmulatorConfig:
         kv_tokens=given.kv_tokens,
         stream_interval_ms=given.stream_interval_ms,
         port_file=given.port_file,
+        kv_events_port=given.kv_events_port,
+        kv_events_encoding=Encoding(given.kv_events_encoding),
     )
 
 

@@ -50,10 +50,13 @@ class GenerationRequest:
         """What decides the answer's text: equal prompts give equal answers."""
         return xxh3_64_intdigest(self.prompt, chain_root(self.model))
 
+    def content(self) -> bytes:
+        """Prompt and answer: both are cached, so the next turn finds them."""
+        return self.prompt + filler_text(self.seed, 0, self.output_tokens).encode()
+
     def for_engine(self, request_id: str) -> EngineRequest:
-        """The request as blocks: prompt and answer are both hashed, so the next turn finds them."""
-        content = self.prompt + filler_text(self.seed, 0, self.output_tokens).encode()
-        keys = byte_chain(content, chain_root(self.model, self.cache_salt))
+        """The request as blocks of its content."""
+        keys = byte_chain(self.content(), chain_root(self.model, self.cache_salt))
         return EngineRequest(
             request_id,
             self.prompt_tokens,

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from headway_sim.emulator.faults import Fault, FaultMode, parse_fault
+from headway_sim.emulator.kv_events import KvPublisher
 from headway_sim.emulator.metrics import RequestCounts, render_metrics
 from headway_sim.emulator.realtime import Generation, RealTimeEngine
 from headway_sim.emulator.requests import (
@@ -36,8 +37,16 @@ _DONE = b"data: [DONE]\n\n"
 class EngineServer:
     """Routes of one engine. `unix_time_s` gives the wall clock for `created` fields."""
 
-    def __init__(self, engine: RealTimeEngine, models: tuple[str, ...], *, unix_time_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        engine: RealTimeEngine,
+        models: tuple[str, ...],
+        *,
+        unix_time_s: Callable[[], float],
+        publisher: KvPublisher | None = None,
+    ) -> None:
         self._engine = engine
+        self._publisher = publisher
         self._models = models
         self._unix_time_s = unix_time_s
         self._started_unix_s = unix_time_s()
@@ -93,13 +102,19 @@ class EngineServer:
             return _error(500, "InternalServerError", "The emulator was told to fail")
         self._check_fits(request)
         answer_id = f"{'chatcmpl' if request.chat else 'cmpl'}-{next(self._ids)}"
-        generation = self._engine.submit(request.for_engine(answer_id), streamed=request.stream)
+        generation = self._submit(request, answer_id)
         try:
             if request.stream:
                 return await self._stream(http, request, generation, answer_id)
             return await self._whole(http, request, generation, answer_id)
         finally:
             self._settle(request, generation)
+
+    def _submit(self, request: GenerationRequest, request_id: str) -> Generation:
+        engine_request = request.for_engine(request_id)
+        if self._publisher is not None:
+            self._publisher.describe(list(engine_request.keys), request.content(), request.cache_salt)
+        return self._engine.submit(engine_request, streamed=request.stream)
 
     def _settle(self, request: GenerationRequest, generation: Generation) -> None:
         if not generation.finished:
@@ -212,8 +227,8 @@ class EngineServer:
         generations: list[tuple[GenerationRequest, Generation]] = []
         try:
             for request in requests:
-                engine_request = request.for_engine(f"embd-{next(self._ids)}")
-                generations.append((request, self._engine.submit(engine_request, streamed=False)))
+                generation = self._submit(request, f"embd-{next(self._ids)}")
+                generations.append((request, generation))
             for _, generation in generations:
                 async for _ in generation.batches():
                     pass

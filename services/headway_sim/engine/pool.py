@@ -8,6 +8,20 @@ holds the whole run.
 """
 
 from collections.abc import Iterator
+from typing import Protocol
+
+
+class PoolListener(Protocol):
+    """Hears which keys' blocks can be hit."""
+
+    def stored(self, key: int) -> None:
+        """Its first blocks can be hit from now on."""
+
+    def removed(self, key: int) -> None:
+        """None of its blocks can be hit any more."""
+
+    def cleared(self) -> None:
+        """Nothing can be hit any more."""
 
 
 class Run:
@@ -36,6 +50,7 @@ class BlockPool:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.free_blocks = 0
+        self.listener: PoolListener | None = None
         self._index: dict[int | None, list[Run]] = {}
         self._ends = Run(None, 0, 0)
         self._ends.before = self._ends.after = self._ends
@@ -114,7 +129,10 @@ class BlockPool:
         """Declare the run's first `cached` blocks full, so that others can hit them."""
         if run.key is not None and cached > run.cached:
             if not run.cached:
-                self._index.setdefault(run.key, []).append(run)
+                runs = self._index.setdefault(run.key, [])
+                runs.append(run)
+                if self.listener is not None and len(runs) == 1:
+                    self.listener.stored(run.key)
             run.cached = cached
 
     def forget_all(self) -> None:
@@ -123,6 +141,8 @@ class BlockPool:
             for run in runs:
                 run.cached = 0
         self._index.clear()
+        if self.listener is not None:
+            self.listener.cleared()
 
     def free_queue(self) -> Iterator[Run]:
         """The free runs, the next to be reused first."""
@@ -141,6 +161,8 @@ class BlockPool:
         runs.remove(run)
         if not runs:
             del self._index[run.key]
+            if self.listener is not None and run.key is not None:
+                self.listener.removed(run.key)
 
 
 def _cover(runs: list[Run], start: int, end: int, found: list[Run]) -> int:

@@ -24,7 +24,11 @@ _STEPS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """The highest rate within the objective, and the requests a second answered at it; zero if there is none."""
+    """The highest rate within the objective, and the requests a second answered at it; zero if there is none.
+
+    Requests a second are those of the middle half: the fleet fills before and empties after, which would count against
+    whoever bears the most.
+    """
 
     rate: float
     goodput_per_s: float
@@ -68,7 +72,7 @@ def find_goodputs(
         results = run([Task(scenario.at_rate(rates[number]), policies[number]) for number in numbers])
         for number, measured in zip(numbers, results, strict=True):
             rate = rates[number]
-            served[number, rate] = len(measured.ttft_ms) / measured.duration_s if measured.duration_s else 0.0
+            served[number, rate] = _steady_per_s(measured)
             try:
                 rates[number] = searches[number].send(within_objective(measured, objective_ms))
             except StopIteration as end:
@@ -107,6 +111,14 @@ def within_objective(measured: Measured, objective_ms: float) -> bool:
     if _rejected(measured) > GOODPUT_REJECTED or not len(measured.ttft_ms):
         return False
     return percentile(np.sort(measured.ttft_ms), _OBJECTIVE_PERCENT) <= objective_ms
+
+
+def _steady_per_s(measured: Measured) -> float:
+    """Requests a second over the middle half of those that were answered, by their arrivals."""
+    arrivals = np.sort(measured.arrival_s)
+    middle = arrivals[len(arrivals) // 4 : len(arrivals) - len(arrivals) // 4]
+    span = float(middle[-1] - middle[0]) if len(middle) > 1 else 0.0
+    return (len(middle) - 1) / span if span else 0.0
 
 
 def _rejected(measured: Measured) -> float:

@@ -19,7 +19,7 @@ ENV = {
     "PYTHONPATH": os.pathsep.join(sys.path),
     "HEADWAY_AGENT_DEVICES": '[{"kind": "cpu"}, {"kind": "simulated"}]',
 }
-FOREIGN = {"sqlalchemy", "numpy", "psycopg", "typer", "yaml", "msgspec", "headway_scheduler"}
+FOREIGN = {"sqlalchemy", "numpy", "psycopg", "typer", "yaml", "headway_scheduler"}
 
 
 def test_the_agent_extra_alone_is_enough():

@@ -24,6 +24,7 @@ TOLD_IN_WORDS = {
     "tls_key",
     "require_credentials",
     "bootstrap",
+    "tokenizers_dir",
     "seed",
 }
 

@@ -22,7 +22,7 @@ class Book:
         self.rooms += 1
 
     def begin(self, slot=0, owner=None, ttft_ms=100.0, ttl_s=300.0, request_id="r"):
-        leg = Leg(slot, Booking(1_500_000, 100_000, 80, 300, 356, 2_000_000))
+        leg = Leg(slot, Booking(1_500_000, 100_000, 80, 300, 356, 2_000_000, 90_000))
         reservation = Reservation(
             id=self.ledger.new_id(),
             owner=owner or Owner("p", stream=False),
@@ -53,9 +53,9 @@ class Book:
         )
 
 
-PREFILLING = (1, 1_500_000, 100_000, 80, 0, 356, 2_000_000)
-DECODING = (1, 1_500_000, 0, 0, 300, 356, 2_000_000)
-NOTHING = (0, 0, 0, 0, 0, 0, 0)
+PREFILLING = (1, 1_500_000, 100_000, 80, 0, 356, 2_000_000, 0, 90_000)
+DECODING = (1, 1_500_000, 0, 0, 300, 356, 2_000_000, 1, 0)
+NOTHING = (0,) * len(BOOKED)
 
 
 class TestTransitions:
@@ -77,9 +77,9 @@ class TestTransitions:
         book = Book()
         reservation = book.begin()
         book.ledger.first_token(reservation, 0.05)
-        book.ledger.move(reservation, [Leg(3, Booking(1_500_000, 7, 8, 9, 10, 11))], 0.06)
+        book.ledger.move(reservation, [Leg(3, Booking(1_500_000, 7, 8, 9, 10, 11, 6))], 0.06)
         assert book.booked(0) == NOTHING
-        assert book.booked(3) == (1, 1_500_000, 7, 8, 0, 10, 11)
+        assert book.booked(3) == (1, 1_500_000, 7, 8, 0, 10, 11, 0, 6)
         assert reservation.slot == 3
         assert book.agrees()
 
@@ -90,7 +90,7 @@ class TestTransitions:
         assert reservation.slot == 2, "the last one answers"
         assert [r.id for r in book.ledger.on_slot(1)] == [reservation.id]
         book.ledger.first_token(reservation, 0.1)
-        assert book.booked(1) == (1, 1, 0, 0, 4, 5, 0)
+        assert book.booked(1) == (1, 1, 0, 0, 4, 5, 0, 1, 0)
         assert book.agrees()
         book.ledger.end(reservation, EndCause.REPORTED, 1.0)
         assert book.booked(1) == book.booked(2) == NOTHING

@@ -241,7 +241,11 @@ class TestPrefixMatch:
 
 
 # Adaptive that never waits for an endpoint: its prices alone.
-AT_ONCE = desired_state("adaptive", strategies={"adaptive": StrategyConfig("adaptive", "adaptive", {"window_ms": 0.0})})
+def adaptive(**parameters):
+    return StrategyConfig("adaptive", "adaptive", parameters)
+
+
+AT_ONCE = desired_state("adaptive", strategies={"adaptive": adaptive(window_ms=0.0)})
 
 
 class TestAdaptive:
@@ -249,15 +253,43 @@ class TestAdaptive:
         rig = Rig(desired_state("adaptive"))
         rig.endpoints(1)
         slot, c = rig.slot(1), rig.columns
-        c.prefill_us[slot], c.inflight[slot], c.context_tokens[slot] = 50_000, 4, 10_000
+        c.prefill_work_us[slot], c.prefill_tokens[slot], c.inflight[slot] = 50_000, 700, 5
+        c.decoding[slot], c.context_tokens[slot] = 4, 10_000
         try:
-            n, hit = 1000.0, 0.0
-            p = 0.0666 * n + 2.8e-6 * n * (hit + n / 2) + 9.8
-            rho = (9.8 + 1.05e-4 * 10_000) / (2048 * 0.0666)
-            expected = (50.0 + p) * (1 + rho) + 0.1 * p * 4
-            assert costs(rig, "adaptive", rig.request(prompt_tokens=1000)) == {1: pytest.approx(expected)}
+            step, work = 9.8 + 1.05e-4 * 10_000, 0.0666 * 1000 + 2.8e-6 * 1000 * 500
+            ttft = (50.0 + work - (128 - 4) * 0.0666) + 1.5 * step
+            delays = 0.1 * (work + 9.8) + 1.5 * (1.05e-4 * 1000 + 0.0666)
+            assert costs(rig, "adaptive", rig.request(prompt_tokens=1000)) == {1: pytest.approx(ttft + 5 * delays)}
         finally:
-            c.prefill_us[slot] = c.inflight[slot] = c.context_tokens[slot] = 0
+            c.prefill_work_us[slot] = c.prefill_tokens[slot] = c.inflight[slot] = 0
+            c.decoding[slot] = c.context_tokens[slot] = 0
+
+    def test_an_idle_engine_starts_at_once(self):
+        rig = Rig(desired_state("adaptive"))
+        rig.endpoints(1)
+        assert costs(rig, "adaptive", rig.request(prompt_tokens=100)) == {1: pytest.approx(9.8)}
+
+    def test_a_prompt_of_several_steps(self):
+        rig = Rig(desired_state("adaptive"))
+        rig.endpoints(1)
+        work, steps = 0.0666 * 4096 + 2.8e-6 * 4096 * 2048, 2.0
+        expected = work - 128 * 0.0666 * steps + 9.8 * steps
+        assert costs(rig, "adaptive", rig.request(prompt_tokens=4096)) == {1: pytest.approx(expected)}
+
+    def test_prompts_in_one_step_share_its_fixed_time(self):
+        """Three prompts of 100 tokens take one step, not three."""
+        rig = Rig(AT_ONCE)
+        rig.endpoints(1)
+        for _ in range(3):
+            found = rig.route(prompt_tokens=100).why.predicted_ttft_ms
+        assert found == pytest.approx(9.8 * 1.5 + 0.0666 * (300 - 128) + 3 * 2.8e-6 * 100 * 50)
+
+    def test_decoding_is_balanced_where_nothing_else_tells_endpoints_apart(self):
+        rig = Rig(desired_state("adaptive"))
+        rig.endpoints(2)
+        for n in range(40):
+            rig.first_token(rig.route(prompt_tokens=500, request_id=str(n)))
+        assert rig.columns.inflight[[rig.slot(1), rig.slot(2)]].tolist() == [20, 20]
 
     def test_a_hit_is_worth_its_prefill(self):
         rig = Rig(desired_state("adaptive"))
@@ -276,6 +308,56 @@ class TestAdaptive:
         text = "word " * 2000
         seen = {rig.where(rig.route(text=text)) for _ in range(60)}
         assert len(seen) == 3
+
+    def test_a_shared_prefix_spreads_before_its_holders_are_full(self):
+        """A system prompt that everybody begins with: without replication one endpoint would serve nearly all."""
+        system = "be kind " * 1024
+
+        def loads(replication):
+            rig = Rig(desired_state("adaptive", strategies={"adaptive": adaptive(replication=replication)}))
+            rig.endpoints(8)
+            for n in range(160):
+                rig.first_token(rig.route(text=f"{system}{n}", request_id=str(n)))
+            return sorted(rig.columns.inflight[[rig.slot(n) for n in range(1, 9)]].tolist())
+
+        spread, piled = loads(2.0), loads(0.0)
+        assert spread[-1] <= 2 * 160 / 8
+        assert sum(load > 0 for load in spread) >= 6
+        assert piled[-1] >= 3 * 160 / 8
+
+    def test_a_shared_prefix_takes_memory_once(self):
+        rig = Rig(desired_state("adaptive"))
+        rig.endpoints(1)
+        system = "be kind " * 1024
+        for n in range(30):
+            rig.first_token(rig.route(text=f"{system}{n}", request_id=str(n)))
+        booked = rig.columns.kv_tokens[rig.slot(1)]
+        # Half of an expected answer each, the prompt of the first two, who could not know; and what stands behind it.
+        assert booked == pytest.approx(30 * 256 / 2 + 2 * 2048, abs=2 * 30)
+
+    def test_a_session_of_its_own_is_not_replicated(self):
+        rig = Rig(desired_state("adaptive"))
+        rig.endpoints(8)
+        text, places = "once upon a time " * 200, set()
+        for turn in range(20):
+            decision = rig.route(text=text, request_id=str(turn))
+            places.add(rig.where(decision))
+            rig.first_token(decision)
+            rig.finish(decision)
+            text += f"turn {turn} " * 20
+        assert len(places) == 1
+
+    def test_a_new_endpoint_is_neither_starved_nor_flooded(self):
+        """Four loaded endpoints that hold the prefix, and then a fifth, which holds nothing."""
+        system = "be kind " * 1024
+        rig = Rig(desired_state("adaptive"))
+        rig.endpoints(4)
+        for n in range(80):
+            rig.first_token(rig.route(text=f"{system}{n}", request_id=f"old {n}"))
+        rig.connect("late", spec(5))
+        for n in range(40):
+            rig.first_token(rig.route(text=f"{system}new {n}", request_id=f"new {n}"))
+        assert 8 <= rig.columns.inflight[rig.slot(5)] <= 32
 
     def test_a_faster_gpu_gets_more(self):
         rig = Rig(AT_ONCE)

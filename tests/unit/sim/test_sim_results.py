@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,16 +129,25 @@ def test_the_objective_is_on_the_95th_percentile_and_on_refusals():
 def test_goodput_of_policies_that_bear_unlike_rates():
     def run(tasks):
         limits = {"round_robin": 3.0, "adaptive": 5.0}
-        return [
-            measured([100.0 if task.scenario.rate <= limits[task.policy.name] else 900.0], duration_s=0.5)
-            for task in tasks
-        ]
+        return [measured([100.0 if task.scenario.rate <= limits[task.policy.name] else 900.0] * 8) for task in tasks]
 
     policies = [Policy(name, name) for name in ("round_robin", "adaptive")]
     found = find_goodputs(Scenario(workload="article"), policies, 500.0, run)
     assert found["round_robin"].rate == pytest.approx(3.0, rel=0.02)
     assert found["adaptive"].rate == pytest.approx(5.0, rel=0.02)
-    assert found["adaptive"].goodput_per_s == 2.0
+    assert found["adaptive"].goodput_per_s == 1.0  # they arrive a second apart
+
+
+def test_goodput_is_of_the_middle_half():
+    """A fleet that fills and empties slowly is measured while it is full."""
+    arrivals = np.array([0.0, 10.0, 20.0, 20.5, 21.0, 21.5, 30.0, 40.0])
+    runs = [replace(measured([100.0] * 8), arrival_s=arrivals), measured([100.0] * 3)]
+
+    def run(tasks):
+        return [runs[0] if task.scenario.rate <= 1.0 else measured([900.0]) for task in tasks]
+
+    found = find_goodputs(Scenario(workload="article"), [Policy("a", "adaptive")], 500.0, run)
+    assert found["a"].goodput_per_s == pytest.approx(2.0)
 
 
 def test_overload_is_where_round_robin_refuses_twelve_percent():

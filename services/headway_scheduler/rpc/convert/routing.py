@@ -91,6 +91,7 @@ def request_from_proto(
         max_wait_s=_seconds(message, "max_wait"),
         excluded=frozenset(_bare(name) for name in message.excluded_endpoints),
         subset=_subset(message.subset) if message.HasField("subset") else None,
+        cannot_inject_salt=message.cannot_inject_salt,
     )
     return request, tenant
 
@@ -120,7 +121,7 @@ def _prompt(message: pb.RouteRequest, intake: Intake, model: str) -> tuple[Promp
     elif kind == "text":
         prompt = TextPrompt(message.text.encode())
     else:
-        prompt = TextPrompt(canonical_chat(message.chat))
+        prompt = TextPrompt(canonical_chat(message.chat), chat=True)
     tokens = intake.prompt_tokens(model, prompt)
     if len(prompt.data) > MAX_PROMPT_BYTES:
         return None, tokens
@@ -173,6 +174,9 @@ def decision_to_proto(decision: Decision) -> pb.RouteResponse:
     response.reservation_ttl.seconds = int(decision.ttl_s)
     if decision.prefill_endpoint is not None:
         response.prefill_endpoint.CopyFrom(placement_to_proto(decision.prefill_endpoint))
+    if decision.pull_from is not None:
+        response.pull_from.endpoint.CopyFrom(placement_to_proto(decision.pull_from.placement))
+        response.pull_from.tokens = decision.pull_from.tokens
     return response
 
 

@@ -11,7 +11,8 @@ from headway_scheduler.domain.measurement import UNKNOWN, Measurement, MissingRe
 from headway_scheduler.domain.names import ENDPOINTS, MODELS, NODES, check_id, endpoint_id
 from headway_scheduler.domain.telemetry import Hello, KvEvents, Sample
 from headway_scheduler.errors import InvalidField
-from headway_scheduler.index.hashing import SCHEMES
+from headway_scheduler.index.hashing import SCHEMES, TOKENS
+from headway_scheduler.index.kv import TIERS
 
 __all__ = [
     "device_event_from_proto",
@@ -136,6 +137,7 @@ def spec_from_proto(message: pb.EngineEndpoint, field: str) -> EndpointSpec:
         hardware=message.hardware,
         engine_boot_id=message.engine_boot_id,
         ready=message.ready,
+        pulls_prefixes=message.pulls_prefixes,
     )
 
 
@@ -180,10 +182,15 @@ def device_event_from_proto(message: pb.DeviceEvent) -> DeviceEvent:
     return DeviceEvent(message.uuid, _EVENTS[message.kind], message.xid, message.detail)
 
 
-def kv_events_from_proto(message: pb.KvEventBatch) -> KvEvents:
-    """What a KV cache gained and lost. Raises InvalidField."""
+def kv_events_from_proto(message: pb.KvEventBatch, field: str) -> KvEvents:
+    """What a KV cache gained and lost. Raises InvalidField below `field`."""
     if message.scheme not in SCHEMES:
-        raise InvalidField("kv_events.scheme", f"{message.scheme!r} is none of {', '.join(SCHEMES)}")
+        raise InvalidField(f"{field}.scheme", f"{message.scheme!r} is none of {', '.join(SCHEMES)}")
+    if message.scheme != TOKENS.name and (message.stored or message.removed):
+        raise InvalidField(f"{field}.scheme", f"{message.scheme}: engines' blocks are of {TOKENS.name}")
+    tier = message.tier or TIERS[0]
+    if tier not in TIERS:
+        raise InvalidField(f"{field}.tier", f"{tier!r} is none of {', '.join(TIERS)}")
     return KvEvents(
         endpoint=endpoint_id(message.address, message.dp_rank),
         sequence=message.sequence,
@@ -191,7 +198,8 @@ def kv_events_from_proto(message: pb.KvEventBatch) -> KvEvents:
         stored=tuple(message.stored),
         removed=tuple(message.removed),
         cleared=message.cleared,
-        tier=message.tier,
+        tier=tier,
+        complete=not message.incomplete,
     )
 
 

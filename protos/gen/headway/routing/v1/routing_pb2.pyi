@@ -260,7 +260,9 @@ class BlockHashes(_message.Message):
     block_size: _builtins.int
     """Must be the scheme's own: 128 tokens or 256 bytes."""
     prompt_tokens: _builtins.int
-    """Length of the whole prompt in tokens, since hashes cover full blocks only."""
+    """Length of the whole prompt in tokens, since hashes cover full blocks only. Token hashes that chain from the seed 0
+    are matched with what engines' KV events say they hold.
+    """
     @_builtins.property
     def hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -348,6 +350,7 @@ class RouteRequest(_message.Message):
     MAX_WAIT_FIELD_NUMBER: _builtins.int
     EXCLUDED_ENDPOINTS_FIELD_NUMBER: _builtins.int
     SUBSET_FIELD_NUMBER: _builtins.int
+    CANNOT_INJECT_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller, unique among its live requests; a retry with the same id keeps its place. Made up if empty."""
     tenant: _builtins.str
@@ -362,6 +365,10 @@ class RouteRequest(_message.Message):
     task_hint: Global___TaskHint.ValueType
     session_id: _builtins.str
     priority: Global___Priority.ValueType
+    cannot_inject_salt: _builtins.bool
+    """The caller cannot put `cache_salt` into what it forwards: only endpoints that serve no other isolation domain may be
+    chosen.
+    """
     @_builtins.property
     def chat(self) -> Global___ChatPrompt: ...
     @_builtins.property
@@ -402,10 +409,11 @@ class RouteRequest(_message.Message):
         max_wait: _duration_pb2.Duration | None = ...,
         excluded_endpoints: _abc.Iterable[_builtins.str] | None = ...,
         subset: Global___Subset | None = ...,
+        cannot_inject_salt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "blocks", b"blocks", "chat", b"chat", "max_tokens", b"max_tokens", "max_wait", b"max_wait", "prompt", b"prompt", "subset", b"subset", "text", b"text", "tokens", b"tokens", "tpot_objective", b"tpot_objective", "ttft_objective", b"ttft_objective"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "adapter", b"adapter", "blocks", b"blocks", "chat", b"chat", "excluded_endpoints", b"excluded_endpoints", "max_tokens", b"max_tokens", "max_wait", b"max_wait", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "session_id", b"session_id", "subset", b"subset", "task_hint", b"task_hint", "tenant", b"tenant", "text", b"text", "tokens", b"tokens", "tpot_objective", b"tpot_objective", "ttft_objective", b"ttft_objective"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "adapter", b"adapter", "blocks", b"blocks", "cannot_inject_salt", b"cannot_inject_salt", "chat", b"chat", "excluded_endpoints", b"excluded_endpoints", "max_tokens", b"max_tokens", "max_wait", b"max_wait", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "session_id", b"session_id", "subset", b"subset", "task_hint", b"task_hint", "tenant", b"tenant", "text", b"text", "tokens", b"tokens", "tpot_objective", b"tpot_objective", "ttft_objective", b"ttft_objective"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -545,6 +553,7 @@ class RouteResponse(_message.Message):
     HEADERS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PULL_FROM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     reservation_id: _builtins.str
     cache_salt: _builtins.str
@@ -571,6 +580,10 @@ class RouteResponse(_message.Message):
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Headers to add to the forwarded request."""
 
+    @_builtins.property
+    def pull_from(self) -> Global___PrefixHolder:
+        """Set when another endpoint is known to hold more of the prompt, and both can move prefixes between them."""
+
     def __init__(
         self,
         *,
@@ -584,16 +597,48 @@ class RouteResponse(_message.Message):
         headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         cache_salt: _builtins.str = ...,
         model: _builtins.str = ...,
+        pull_from: Global___PrefixHolder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint", "decision", b"decision", "endpoint", b"endpoint", "prefill_endpoint", b"prefill_endpoint", "reservation_ttl", b"reservation_ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint", "_pull_from", b"_pull_from", "decision", b"decision", "endpoint", b"endpoint", "prefill_endpoint", b"prefill_endpoint", "pull_from", b"pull_from", "reservation_ttl", b"reservation_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint", "cache_salt", b"cache_salt", "decision", b"decision", "endpoint", b"endpoint", "fallbacks", b"fallbacks", "headers", b"headers", "model", b"model", "prefill_endpoint", b"prefill_endpoint", "request_id", b"request_id", "reservation_id", b"reservation_id", "reservation_ttl", b"reservation_ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint", "_pull_from", b"_pull_from", "cache_salt", b"cache_salt", "decision", b"decision", "endpoint", b"endpoint", "fallbacks", b"fallbacks", "headers", b"headers", "model", b"model", "prefill_endpoint", b"prefill_endpoint", "pull_from", b"pull_from", "request_id", b"request_id", "reservation_id", b"reservation_id", "reservation_ttl", b"reservation_ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_endpoint: _TypeAlias = _typing.Literal["prefill_endpoint"]  # noqa: Y015
     _WhichOneofArgType__prefill_endpoint: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint"]  # noqa: Y015
+    _WhichOneofReturnType__pull_from: _TypeAlias = _typing.Literal["pull_from"]  # noqa: Y015
+    _WhichOneofArgType__pull_from: _TypeAlias = _typing.Literal["_pull_from", b"_pull_from"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefill_endpoint) -> _WhichOneofReturnType__prefill_endpoint | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pull_from) -> _WhichOneofReturnType__pull_from | None: ...
 
 Global___RouteResponse: _TypeAlias = RouteResponse  # noqa: Y015
+
+@_typing.final
+class PrefixHolder(_message.Message):
+    """An endpoint that holds a prefix of the prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    """Tokens of the prompt, from its beginning."""
+    @_builtins.property
+    def endpoint(self) -> Global___Endpoint: ...
+    def __init__(
+        self,
+        *,
+        endpoint: Global___Endpoint | None = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixHolder: _TypeAlias = PrefixHolder  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$headway/telemetry/v1/telemetry.proto\x12\x14headway.telemetry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"^\n\x0bMeasurement\x12\x0f\n\x05value\x18\x01 \x01(\x01H\x00\x12\x36\n\x07missing\x18\x02 \x01(\x0e\x32#.headway.telemetry.v1.MissingReasonH\x00\x42\x06\n\x04kind\"\xcf\x02\n\x06\x44\x65vice\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12.\n\x04kind\x18\x02 \x01(\x0e\x32 .headway.telemetry.v1.DeviceKind\x12\x0f\n\x07product\x18\x03 \x01(\t\x12=\n\x12memory_total_bytes\x18\x04 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x38\n\rpower_limit_w\x18\x05 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x41\n\x16temperature_slowdown_c\x18\x06 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x13\n\x0bparent_uuid\x18\x07 \x01(\t\x12\x16\n\x0e\x64river_version\x18\x08 \x01(\t\x12\r\n\x05index\x18\t \x01(\r\"\xd1\x02\n\x0c\x44\x65viceSample\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12<\n\x11memory_used_bytes\x18\x02 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x36\n\x0butilization\x18\x03 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x38\n\rtemperature_c\x18\x04 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x32\n\x07power_w\x18\x05 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x18\n\x10throttle_reasons\x18\x06 \x03(\t\x12\x35\n\necc_errors\x18\x07 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\"\xa2\x04\n\x0e\x45ngineEndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x04 \x01(\t\x12.\n\x04role\x18\x05 \x01(\x0e\x32 .headway.telemetry.v1.EngineRole\x12\x0e\n\x06models\x18\x06 \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\x07 \x03(\t\x12\x14\n\x0c\x64\x65vice_uuids\x18\x08 \x03(\t\x12@\n\x06labels\x18\t \x03(\x0b\x32\x30.headway.telemetry.v1.EngineEndpoint.LabelsEntry\x12=\n\x12kv_capacity_tokens\x18\n \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12<\n\x11\x62lock_size_tokens\x18\x0b \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x37\n\x0cmax_num_seqs\x18\x0c \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x10\n\x08hardware\x18\r \x01(\t\x12\x16\n\x0e\x65ngine_boot_id\x18\x0e \x01(\t\x12\r\n\x05ready\x18\x0f \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcd\x02\n\x0c\x45ngineSample\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x32\n\x07running\x18\x03 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x32\n\x07waiting\x18\x04 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x31\n\x06kv_use\x18\x05 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x39\n\x0eprefix_queries\x18\x06 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x36\n\x0bprefix_hits\x18\x07 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\r\n\x05ready\x18\x08 \x01(\x08\"\xcd\x02\n\x05Hello\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x37\n\x06labels\x18\x05 \x03(\x0b\x32\'.headway.telemetry.v1.Hello.LabelsEntry\x12-\n\x07\x64\x65vices\x18\x06 \x03(\x0b\x32\x1c.headway.telemetry.v1.Device\x12\x37\n\tendpoints\x18\x07 \x03(\x0b\x32$.headway.telemetry.v1.EngineEndpoint\x12)\n\x05\x63lock\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaf\x01\n\x06Sample\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x05taken\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\".headway.telemetry.v1.DeviceSample\x12\x33\n\x07\x65ngines\x18\x04 \x03(\x0b\x32\".headway.telemetry.v1.EngineSample\"\x95\x01\n\x0b\x44\x65viceEvent\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x33\n\x04kind\x18\x02 \x01(\x0e\x32%.headway.telemetry.v1.DeviceEventKind\x12\x0b\n\x03xid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12&\n\x02\x61t\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Y\n\x0e\x45ndpointChange\x12\x36\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32$.headway.telemetry.v1.EngineEndpoint\x12\x0f\n\x07removed\x18\x02 \x01(\x08\"\x92\x01\n\x0cKvEventBatch\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0e\n\x06scheme\x18\x04 \x01(\t\x12\x0e\n\x06stored\x18\x05 \x03(\x06\x12\x0f\n\x07removed\x18\x06 \x03(\x06\x12\x0f\n\x07\x63leared\x18\x07 \x01(\x08\x12\x0c\n\x04tier\x18\x08 \x01(\t\"\xae\x02\n\x0e\x43onnectRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.headway.telemetry.v1.HelloH\x00\x12.\n\x06sample\x18\x02 \x01(\x0b\x32\x1c.headway.telemetry.v1.SampleH\x00\x12\x39\n\x0c\x64\x65vice_event\x18\x03 \x01(\x0b\x32!.headway.telemetry.v1.DeviceEventH\x00\x12?\n\x0f\x65ndpoint_change\x18\x04 \x01(\x0b\x32$.headway.telemetry.v1.EndpointChangeH\x00\x12\x37\n\tkv_events\x18\x05 \x01(\x0b\x32\".headway.telemetry.v1.KvEventBatchH\x00\x42\t\n\x07message\"X\n\x07Welcome\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12+\n\x08interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x17\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x19\n\x05\x44rain\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\x08\n\x06Resync\"\x85\x02\n\x0f\x43onnectResponse\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.headway.telemetry.v1.WelcomeH\x00\x12(\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x19.headway.telemetry.v1.AckH\x00\x12,\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x1b.headway.telemetry.v1.DrainH\x00\x12.\n\x06resync\x18\x04 \x01(\x0b\x32\x1c.headway.telemetry.v1.ResyncH\x00\x12-\n\x08interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x42\t\n\x07message*\xa4\x01\n\rMissingReason\x12\x1e\n\x1aMISSING_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1aMISSING_REASON_UNSUPPORTED\x10\x01\x12\x17\n\x13MISSING_REASON_LOST\x10\x02\x12\x18\n\x14MISSING_REASON_STALE\x10\x03\x12 \n\x1cMISSING_REASON_NO_PERMISSION\x10\x04*h\n\nDeviceKind\x12\x1b\n\x17\x44\x45VICE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x45VICE_KIND_GPU\x10\x01\x12\x13\n\x0f\x44\x45VICE_KIND_MIG\x10\x02\x12\x13\n\x0f\x44\x45VICE_KIND_CPU\x10\x03*p\n\nEngineRole\x12\x1b\n\x17\x45NGINE_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NGINE_ROLE_BOTH\x10\x01\x12\x17\n\x13\x45NGINE_ROLE_PREFILL\x10\x02\x12\x16\n\x12\x45NGINE_ROLE_DECODE\x10\x03*\xb2\x01\n\x0f\x44\x65viceEventKind\x12!\n\x1d\x44\x45VICE_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_EVENT_KIND_XID\x10\x01\x12$\n DEVICE_EVENT_KIND_ECC_DOUBLE_BIT\x10\x02\x12\x1a\n\x16\x44\x45VICE_EVENT_KIND_LOST\x10\x03\x12\x1f\n\x1b\x44\x45VICE_EVENT_KIND_RECOVERED\x10\x04\x32g\n\tTelemetry\x12Z\n\x07\x43onnect\x12$.headway.telemetry.v1.ConnectRequest\x1a%.headway.telemetry.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$headway/telemetry/v1/telemetry.proto\x12\x14headway.telemetry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"^\n\x0bMeasurement\x12\x0f\n\x05value\x18\x01 \x01(\x01H\x00\x12\x36\n\x07missing\x18\x02 \x01(\x0e\x32#.headway.telemetry.v1.MissingReasonH\x00\x42\x06\n\x04kind\"\xcf\x02\n\x06\x44\x65vice\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12.\n\x04kind\x18\x02 \x01(\x0e\x32 .headway.telemetry.v1.DeviceKind\x12\x0f\n\x07product\x18\x03 \x01(\t\x12=\n\x12memory_total_bytes\x18\x04 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x38\n\rpower_limit_w\x18\x05 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x41\n\x16temperature_slowdown_c\x18\x06 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x13\n\x0bparent_uuid\x18\x07 \x01(\t\x12\x16\n\x0e\x64river_version\x18\x08 \x01(\t\x12\r\n\x05index\x18\t \x01(\r\"\xd1\x02\n\x0c\x44\x65viceSample\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12<\n\x11memory_used_bytes\x18\x02 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x36\n\x0butilization\x18\x03 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x38\n\rtemperature_c\x18\x04 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x32\n\x07power_w\x18\x05 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x18\n\x10throttle_reasons\x18\x06 \x03(\t\x12\x35\n\necc_errors\x18\x07 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\"\xba\x04\n\x0e\x45ngineEndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x04 \x01(\t\x12.\n\x04role\x18\x05 \x01(\x0e\x32 .headway.telemetry.v1.EngineRole\x12\x0e\n\x06models\x18\x06 \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\x07 \x03(\t\x12\x14\n\x0c\x64\x65vice_uuids\x18\x08 \x03(\t\x12@\n\x06labels\x18\t \x03(\x0b\x32\x30.headway.telemetry.v1.EngineEndpoint.LabelsEntry\x12=\n\x12kv_capacity_tokens\x18\n \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12<\n\x11\x62lock_size_tokens\x18\x0b \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x37\n\x0cmax_num_seqs\x18\x0c \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x10\n\x08hardware\x18\r \x01(\t\x12\x16\n\x0e\x65ngine_boot_id\x18\x0e \x01(\t\x12\r\n\x05ready\x18\x0f \x01(\x08\x12\x16\n\x0epulls_prefixes\x18\x10 \x01(\x08\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xcd\x02\n\x0c\x45ngineSample\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x32\n\x07running\x18\x03 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x32\n\x07waiting\x18\x04 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x31\n\x06kv_use\x18\x05 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x39\n\x0eprefix_queries\x18\x06 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\x36\n\x0bprefix_hits\x18\x07 \x01(\x0b\x32!.headway.telemetry.v1.Measurement\x12\r\n\x05ready\x18\x08 \x01(\x08\"\xcd\x02\n\x05Hello\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x37\n\x06labels\x18\x05 \x03(\x0b\x32\'.headway.telemetry.v1.Hello.LabelsEntry\x12-\n\x07\x64\x65vices\x18\x06 \x03(\x0b\x32\x1c.headway.telemetry.v1.Device\x12\x37\n\tendpoints\x18\x07 \x03(\x0b\x32$.headway.telemetry.v1.EngineEndpoint\x12)\n\x05\x63lock\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xaf\x01\n\x06Sample\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12)\n\x05taken\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\".headway.telemetry.v1.DeviceSample\x12\x33\n\x07\x65ngines\x18\x04 \x03(\x0b\x32\".headway.telemetry.v1.EngineSample\"\x95\x01\n\x0b\x44\x65viceEvent\x12\x0c\n\x04uuid\x18\x01 \x01(\t\x12\x33\n\x04kind\x18\x02 \x01(\x0e\x32%.headway.telemetry.v1.DeviceEventKind\x12\x0b\n\x03xid\x18\x03 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12&\n\x02\x61t\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"Y\n\x0e\x45ndpointChange\x12\x36\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32$.headway.telemetry.v1.EngineEndpoint\x12\x0f\n\x07removed\x18\x02 \x01(\x08\"\xa6\x01\n\x0cKvEventBatch\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x02 \x01(\r\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12\x0e\n\x06scheme\x18\x04 \x01(\t\x12\x0e\n\x06stored\x18\x05 \x03(\x06\x12\x0f\n\x07removed\x18\x06 \x03(\x06\x12\x0f\n\x07\x63leared\x18\x07 \x01(\x08\x12\x0c\n\x04tier\x18\x08 \x01(\t\x12\x12\n\nincomplete\x18\t \x01(\x08\"E\n\x0eKvEventBatches\x12\x33\n\x07\x62\x61tches\x18\x01 \x03(\x0b\x32\".headway.telemetry.v1.KvEventBatch\"\xf0\x02\n\x0e\x43onnectRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.headway.telemetry.v1.HelloH\x00\x12.\n\x06sample\x18\x02 \x01(\x0b\x32\x1c.headway.telemetry.v1.SampleH\x00\x12\x39\n\x0c\x64\x65vice_event\x18\x03 \x01(\x0b\x32!.headway.telemetry.v1.DeviceEventH\x00\x12?\n\x0f\x65ndpoint_change\x18\x04 \x01(\x0b\x32$.headway.telemetry.v1.EndpointChangeH\x00\x12\x37\n\tkv_events\x18\x05 \x01(\x0b\x32\".headway.telemetry.v1.KvEventBatchH\x00\x12@\n\x10kv_event_batches\x18\x06 \x01(\x0b\x32$.headway.telemetry.v1.KvEventBatchesH\x00\x42\t\n\x07message\"X\n\x07Welcome\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12+\n\x08interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x17\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x19\n\x05\x44rain\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\"\x08\n\x06Resync\"\x85\x02\n\x0f\x43onnectResponse\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.headway.telemetry.v1.WelcomeH\x00\x12(\n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x19.headway.telemetry.v1.AckH\x00\x12,\n\x05\x64rain\x18\x03 \x01(\x0b\x32\x1b.headway.telemetry.v1.DrainH\x00\x12.\n\x06resync\x18\x04 \x01(\x0b\x32\x1c.headway.telemetry.v1.ResyncH\x00\x12-\n\x08interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00\x42\t\n\x07message*\xa4\x01\n\rMissingReason\x12\x1e\n\x1aMISSING_REASON_UNSPECIFIED\x10\x00\x12\x1e\n\x1aMISSING_REASON_UNSUPPORTED\x10\x01\x12\x17\n\x13MISSING_REASON_LOST\x10\x02\x12\x18\n\x14MISSING_REASON_STALE\x10\x03\x12 \n\x1cMISSING_REASON_NO_PERMISSION\x10\x04*h\n\nDeviceKind\x12\x1b\n\x17\x44\x45VICE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x45VICE_KIND_GPU\x10\x01\x12\x13\n\x0f\x44\x45VICE_KIND_MIG\x10\x02\x12\x13\n\x0f\x44\x45VICE_KIND_CPU\x10\x03*p\n\nEngineRole\x12\x1b\n\x17\x45NGINE_ROLE_UNSPECIFIED\x10\x00\x12\x14\n\x10\x45NGINE_ROLE_BOTH\x10\x01\x12\x17\n\x13\x45NGINE_ROLE_PREFILL\x10\x02\x12\x16\n\x12\x45NGINE_ROLE_DECODE\x10\x03*\xb2\x01\n\x0f\x44\x65viceEventKind\x12!\n\x1d\x44\x45VICE_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_EVENT_KIND_XID\x10\x01\x12$\n DEVICE_EVENT_KIND_ECC_DOUBLE_BIT\x10\x02\x12\x1a\n\x16\x44\x45VICE_EVENT_KIND_LOST\x10\x03\x12\x1f\n\x1b\x44\x45VICE_EVENT_KIND_RECOVERED\x10\x04\x32g\n\tTelemetry\x12Z\n\x07\x43onnect\x12$.headway.telemetry.v1.ConnectRequest\x1a%.headway.telemetry.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,14 +37,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINEENDPOINT_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_HELLO_LABELSENTRY']._loaded_options = None
   _globals['_HELLO_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_MISSINGREASON']._serialized_start=3414
-  _globals['_MISSINGREASON']._serialized_end=3578
-  _globals['_DEVICEKIND']._serialized_start=3580
-  _globals['_DEVICEKIND']._serialized_end=3684
-  _globals['_ENGINEROLE']._serialized_start=3686
-  _globals['_ENGINEROLE']._serialized_end=3798
-  _globals['_DEVICEEVENTKIND']._serialized_start=3801
-  _globals['_DEVICEEVENTKIND']._serialized_end=3979
+  _globals['_MISSINGREASON']._serialized_start=3595
+  _globals['_MISSINGREASON']._serialized_end=3759
+  _globals['_DEVICEKIND']._serialized_start=3761
+  _globals['_DEVICEKIND']._serialized_end=3865
+  _globals['_ENGINEROLE']._serialized_start=3867
+  _globals['_ENGINEROLE']._serialized_end=3979
+  _globals['_DEVICEEVENTKIND']._serialized_start=3982
+  _globals['_DEVICEEVENTKIND']._serialized_end=4160
   _globals['_MEASUREMENT']._serialized_start=127
   _globals['_MEASUREMENT']._serialized_end=221
   _globals['_DEVICE']._serialized_start=224
@@ -52,35 +52,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICESAMPLE']._serialized_start=562
   _globals['_DEVICESAMPLE']._serialized_end=899
   _globals['_ENGINEENDPOINT']._serialized_start=902
-  _globals['_ENGINEENDPOINT']._serialized_end=1448
-  _globals['_ENGINEENDPOINT_LABELSENTRY']._serialized_start=1403
-  _globals['_ENGINEENDPOINT_LABELSENTRY']._serialized_end=1448
-  _globals['_ENGINESAMPLE']._serialized_start=1451
-  _globals['_ENGINESAMPLE']._serialized_end=1784
-  _globals['_HELLO']._serialized_start=1787
-  _globals['_HELLO']._serialized_end=2120
-  _globals['_HELLO_LABELSENTRY']._serialized_start=1403
-  _globals['_HELLO_LABELSENTRY']._serialized_end=1448
-  _globals['_SAMPLE']._serialized_start=2123
-  _globals['_SAMPLE']._serialized_end=2298
-  _globals['_DEVICEEVENT']._serialized_start=2301
-  _globals['_DEVICEEVENT']._serialized_end=2450
-  _globals['_ENDPOINTCHANGE']._serialized_start=2452
-  _globals['_ENDPOINTCHANGE']._serialized_end=2541
-  _globals['_KVEVENTBATCH']._serialized_start=2544
-  _globals['_KVEVENTBATCH']._serialized_end=2690
-  _globals['_CONNECTREQUEST']._serialized_start=2693
-  _globals['_CONNECTREQUEST']._serialized_end=2995
-  _globals['_WELCOME']._serialized_start=2997
-  _globals['_WELCOME']._serialized_end=3085
-  _globals['_ACK']._serialized_start=3087
-  _globals['_ACK']._serialized_end=3110
-  _globals['_DRAIN']._serialized_start=3112
-  _globals['_DRAIN']._serialized_end=3137
-  _globals['_RESYNC']._serialized_start=3139
-  _globals['_RESYNC']._serialized_end=3147
-  _globals['_CONNECTRESPONSE']._serialized_start=3150
-  _globals['_CONNECTRESPONSE']._serialized_end=3411
-  _globals['_TELEMETRY']._serialized_start=3981
-  _globals['_TELEMETRY']._serialized_end=4084
+  _globals['_ENGINEENDPOINT']._serialized_end=1472
+  _globals['_ENGINEENDPOINT_LABELSENTRY']._serialized_start=1427
+  _globals['_ENGINEENDPOINT_LABELSENTRY']._serialized_end=1472
+  _globals['_ENGINESAMPLE']._serialized_start=1475
+  _globals['_ENGINESAMPLE']._serialized_end=1808
+  _globals['_HELLO']._serialized_start=1811
+  _globals['_HELLO']._serialized_end=2144
+  _globals['_HELLO_LABELSENTRY']._serialized_start=1427
+  _globals['_HELLO_LABELSENTRY']._serialized_end=1472
+  _globals['_SAMPLE']._serialized_start=2147
+  _globals['_SAMPLE']._serialized_end=2322
+  _globals['_DEVICEEVENT']._serialized_start=2325
+  _globals['_DEVICEEVENT']._serialized_end=2474
+  _globals['_ENDPOINTCHANGE']._serialized_start=2476
+  _globals['_ENDPOINTCHANGE']._serialized_end=2565
+  _globals['_KVEVENTBATCH']._serialized_start=2568
+  _globals['_KVEVENTBATCH']._serialized_end=2734
+  _globals['_KVEVENTBATCHES']._serialized_start=2736
+  _globals['_KVEVENTBATCHES']._serialized_end=2805
+  _globals['_CONNECTREQUEST']._serialized_start=2808
+  _globals['_CONNECTREQUEST']._serialized_end=3176
+  _globals['_WELCOME']._serialized_start=3178
+  _globals['_WELCOME']._serialized_end=3266
+  _globals['_ACK']._serialized_start=3268
+  _globals['_ACK']._serialized_end=3291
+  _globals['_DRAIN']._serialized_start=3293
+  _globals['_DRAIN']._serialized_end=3318
+  _globals['_RESYNC']._serialized_start=3320
+  _globals['_RESYNC']._serialized_end=3328
+  _globals['_CONNECTRESPONSE']._serialized_start=3331
+  _globals['_CONNECTRESPONSE']._serialized_end=3592
+  _globals['_TELEMETRY']._serialized_start=4162
+  _globals['_TELEMETRY']._serialized_end=4265
 # @@protoc_insertion_point(module_scope)

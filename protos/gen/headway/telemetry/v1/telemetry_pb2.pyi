@@ -276,6 +276,7 @@ class EngineEndpoint(_message.Message):
     HARDWARE_FIELD_NUMBER: _builtins.int
     ENGINE_BOOT_ID_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
+    PULLS_PREFIXES_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """As data planes reach it, `10.0.0.1:8000`."""
     dp_rank: _builtins.int
@@ -289,6 +290,8 @@ class EngineEndpoint(_message.Message):
     """Changes when the engine restarts, where that can be told."""
     ready: _builtins.bool
     """Can it take requests now?"""
+    pulls_prefixes: _builtins.bool
+    """It can pull cached prefixes from peers that can too (a KV connector)."""
     @_builtins.property
     def models(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -323,10 +326,11 @@ class EngineEndpoint(_message.Message):
         hardware: _builtins.str = ...,
         engine_boot_id: _builtins.str = ...,
         ready: _builtins.bool = ...,
+        pulls_prefixes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["block_size_tokens", b"block_size_tokens", "kv_capacity_tokens", b"kv_capacity_tokens", "max_num_seqs", b"max_num_seqs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_size_tokens", b"block_size_tokens", "device_uuids", b"device_uuids", "dp_rank", b"dp_rank", "engine", b"engine", "engine_boot_id", b"engine_boot_id", "engine_version", b"engine_version", "hardware", b"hardware", "kv_capacity_tokens", b"kv_capacity_tokens", "labels", b"labels", "max_num_seqs", b"max_num_seqs", "models", b"models", "ready", b"ready", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "address", b"address", "block_size_tokens", b"block_size_tokens", "device_uuids", b"device_uuids", "dp_rank", b"dp_rank", "engine", b"engine", "engine_boot_id", b"engine_boot_id", "engine_version", b"engine_version", "hardware", b"hardware", "kv_capacity_tokens", b"kv_capacity_tokens", "labels", b"labels", "max_num_seqs", b"max_num_seqs", "models", b"models", "pulls_prefixes", b"pulls_prefixes", "ready", b"ready", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -539,7 +543,10 @@ Global___EndpointChange: _TypeAlias = EndpointChange  # noqa: Y015
 
 @_typing.final
 class KvEventBatch(_message.Message):
-    """What an engine's KV cache gained and lost, as index blocks."""
+    """What an engine's KV cache gained and lost, as index blocks. A hash is that of the tokens' chain (xxh3-64 over blocks
+    of 128 little-endian u32 ids, the parent's hash as the seed, 0 before the first), as 8 little-endian bytes, hashed
+    once more with the seed xxh3-64("kv" NUL adapter NUL cache salt NUL scheme).
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -551,6 +558,7 @@ class KvEventBatch(_message.Message):
     REMOVED_FIELD_NUMBER: _builtins.int
     CLEARED_FIELD_NUMBER: _builtins.int
     TIER_FIELD_NUMBER: _builtins.int
+    INCOMPLETE_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     dp_rank: _builtins.int
     sequence: _builtins.int
@@ -560,6 +568,8 @@ class KvEventBatch(_message.Message):
     """Forget all blocks of this endpoint before applying `stored`."""
     tier: _builtins.str
     """`gpu`, `cpu`, `disk`, `remote`."""
+    incomplete: _builtins.bool
+    """The cache may hold more than was sent: not all of its history is known."""
     @_builtins.property
     def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -575,14 +585,37 @@ class KvEventBatch(_message.Message):
         removed: _abc.Iterable[_builtins.int] | None = ...,
         cleared: _builtins.bool = ...,
         tier: _builtins.str = ...,
+        incomplete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cleared", b"cleared", "dp_rank", b"dp_rank", "removed", b"removed", "scheme", b"scheme", "sequence", b"sequence", "stored", b"stored", "tier", b"tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cleared", b"cleared", "dp_rank", b"dp_rank", "incomplete", b"incomplete", "removed", b"removed", "scheme", b"scheme", "sequence", b"sequence", "stored", b"stored", "tier", b"tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___KvEventBatch: _TypeAlias = KvEventBatch  # noqa: Y015
+
+@_typing.final
+class KvEventBatches(_message.Message):
+    """Those of several endpoints or tiers, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvEventBatch]: ...
+    def __init__(
+        self,
+        *,
+        batches: _abc.Iterable[Global___KvEventBatch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvEventBatches: _TypeAlias = KvEventBatches  # noqa: Y015
 
 @_typing.final
 class ConnectRequest(_message.Message):
@@ -593,6 +626,7 @@ class ConnectRequest(_message.Message):
     DEVICE_EVENT_FIELD_NUMBER: _builtins.int
     ENDPOINT_CHANGE_FIELD_NUMBER: _builtins.int
     KV_EVENTS_FIELD_NUMBER: _builtins.int
+    KV_EVENT_BATCHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -603,6 +637,8 @@ class ConnectRequest(_message.Message):
     def endpoint_change(self) -> Global___EndpointChange: ...
     @_builtins.property
     def kv_events(self) -> Global___KvEventBatch: ...
+    @_builtins.property
+    def kv_event_batches(self) -> Global___KvEventBatches: ...
     def __init__(
         self,
         *,
@@ -611,12 +647,13 @@ class ConnectRequest(_message.Message):
         device_event: Global___DeviceEvent | None = ...,
         endpoint_change: Global___EndpointChange | None = ...,
         kv_events: Global___KvEventBatch | None = ...,
+        kv_event_batches: Global___KvEventBatches | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["device_event", b"device_event", "endpoint_change", b"endpoint_change", "hello", b"hello", "kv_events", b"kv_events", "message", b"message", "sample", b"sample"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_event", b"device_event", "endpoint_change", b"endpoint_change", "hello", b"hello", "kv_event_batches", b"kv_event_batches", "kv_events", b"kv_events", "message", b"message", "sample", b"sample"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_event", b"device_event", "endpoint_change", b"endpoint_change", "hello", b"hello", "kv_events", b"kv_events", "message", b"message", "sample", b"sample"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_event", b"device_event", "endpoint_change", b"endpoint_change", "hello", b"hello", "kv_event_batches", b"kv_event_batches", "kv_events", b"kv_events", "message", b"message", "sample", b"sample"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "sample", "device_event", "endpoint_change", "kv_events"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "sample", "device_event", "endpoint_change", "kv_events", "kv_event_batches"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

@@ -1,0 +1,88 @@
+"""Which prefixes are in demand: how many requests in flight begin with each.
+
+A prefix that many ask for at once is worth more copies than the endpoints that happen to hold it. What it costs to make
+one is paid once; who uses it afterwards is about as many as are in flight now, shared among the holders.
+"""
+
+from itertools import takewhile
+from typing import Final
+
+import numpy as np
+
+from headway_scheduler.fleet.columns import FloatColumn
+from headway_scheduler.index.hashing import Chain
+
+__all__ = ["Demand"]
+
+_LEAST: Final = 2
+"""Requests in flight, beside the one that asks, that make a prefix shared: one more may be the same session's."""
+
+
+def _looked_at(deepest: int) -> list[int]:
+    """Depths in blocks at which prefixes are counted: 1, 2, 3, then 4, 6, 8, 12, 16, 24, … so that few are enough."""
+    depths = [1, 2, 3]
+    while depths[-1] < deepest:
+        depths.append(2 * depths[-2])
+    return depths
+
+
+class Demand:
+    """Counts prefixes of requests in flight; what nobody asks for is not kept."""
+
+    def __init__(self, deepest: int = 4096) -> None:
+        self._depths = _looked_at(deepest)
+        self._counts: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def begin(self, chain: Chain) -> None:
+        """A request with this prompt is in flight."""
+        counts = self._counts
+        for value in self._prefixes(chain):
+            counts[value] = counts.get(value, 0) + 1
+
+    def end(self, chain: Chain) -> None:
+        """It is no longer."""
+        counts = self._counts
+        for value in self._prefixes(chain):
+            left = counts[value] - 1
+            if left:
+                counts[value] = left
+            else:
+                del counts[value]
+
+    def shared_tokens(self, chain: Chain) -> float:
+        """Tokens of the longest prefix that others in flight begin with too."""
+        shared = 0
+        for depth, value in zip(self._depths, self._prefixes(chain), strict=False):
+            if self._counts.get(value, 0) < _LEAST:
+                break
+            shared = depth
+        return shared * chain.block_tokens
+
+    def invested(self, chain: Chain, hits: FloatColumn, uses: float) -> FloatColumn | None:
+        """Of the tokens that each candidate lacks, those that others will use there; None: none.
+
+        `hits`: what each candidate holds, in tokens. Each request in flight with a prefix stands for `uses` to come,
+        shared among its holders and the new one: that share of its prefill, less one's own, is an investment.
+        """
+        depths, invested, before = [0.0], [0.0], 0.0
+        for depth, value in zip(self._depths, self._prefixes(chain), strict=False):
+            asking = self._counts.get(value, 0)
+            if asking < _LEAST:
+                break
+            tokens = depth * chain.block_tokens
+            users = uses * asking / (np.count_nonzero(hits >= tokens) + 1)
+            part = 1.0 - 1.0 / max(1.0, users)
+            depths.append(tokens)
+            invested.append(invested[-1] + part * (tokens - before))
+            before = tokens
+        if not invested[-1]:
+            return None
+        found: FloatColumn = invested[-1] - np.interp(hits, depths, invested)
+        return found
+
+    def _prefixes(self, chain: Chain) -> list[int]:
+        hashes = chain.hashes
+        return [hashes[depth - 1] for depth in takewhile(lambda depth: depth <= len(hashes), self._depths)]
