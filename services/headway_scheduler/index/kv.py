@@ -202,12 +202,17 @@ class _Soon:
 
 
 class KvIndex:
-    """The blocks of every endpoint that has a feed. Slots without one are never asked."""
+    """The blocks of every endpoint that has a feed. Slots without one are never asked.
 
-    def __init__(self) -> None:
+    `most_blocks`: index blocks remembered of one endpoint in one tier; the default is 33 million tokens.
+    """
+
+    def __init__(self, most_blocks: int = 262_144) -> None:
+        self._most_blocks = most_blocks
         self.feeds = 0
         """Mask of the slots whose engine's events arrive."""
         self._complete = 0
+        self._lost = 0
         self._proven: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self._tiers = {name: _Tier() for name in TIERS}
         self._used = 1
@@ -229,29 +234,35 @@ class KvIndex:
             for each in self._tiers.values():
                 each.drop(slot)
             self._soon.drop(slot)
+            self._lost &= ~bit
         self.feeds |= bit
-        self._complete = self._complete | bit if complete else self._complete & ~bit
         place = self._tiers[tier]
         if removed:
             place.remove(slot, removed)
             if slot in self._soon.tier.held:
                 self._soon.forget(slot, removed)
-        if stored:
+        if stored and len(place.held.get(slot, ())) + len(stored) > self._most_blocks:
+            self._lost |= bit  # more than any cache holds: it may say so, but no longer fill our memory
+        elif stored:
             place.store(slot, stored)
             self._used = max(self._used, TIERS.index(tier) + 1)
+        whole = complete and not self._lost & bit
+        self._complete = self._complete | bit if whole else self._complete & ~bit
 
     def forget(self, slot: int) -> None:
-        """What its feed said so far counts no more."""
+        """What its feed said so far counts no more; what it says next is not all, until it begins anew."""
         for each in self._tiers.values():
             each.drop(slot)
         self._soon.drop(slot)
         self._complete &= ~(1 << slot)
+        self._lost |= 1 << slot
 
     def drop(self, slot: int) -> None:
         """Its engine restarted or left: nothing is known of it until its feed speaks again."""
         self.forget(slot)
         keep = ~(1 << slot)
         self.feeds &= keep
+        self._lost &= keep
         for kind in Kind:
             self._proven[kind] &= keep
 

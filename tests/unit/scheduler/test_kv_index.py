@@ -108,6 +108,25 @@ def test_a_feed_with_a_gap_in_its_history_is_a_lower_bound():
     assert held(index, approximate=everywhere)[0] == 768
 
 
+def test_a_feed_that_was_forgotten_is_a_lower_bound_until_it_begins_anew():
+    index = KvIndex()
+    everywhere = type(NOTHING)(((0b1, 4),), 128.0)
+    feed(index, 0, KEYS[:1])
+    index.forget(0)
+    feed(index, 0, KEYS[:1])
+    assert held(index, approximate=everywhere)[0] == 512
+    feed(index, 0, KEYS[:1], cleared=True)
+    assert held(index, approximate=everywhere)[0] == 128
+
+
+def test_no_feed_fills_the_memory():
+    index = KvIndex(most_blocks=3)
+    feed(index, 0, KEYS[:2])
+    feed(index, 0, KEYS[2:5])
+    assert (index.blocks(0), len(index)) == (2, 2)
+    assert held(index, approximate=type(NOTHING)(((0b1, 4),), 128.0))[0] == 512, "it is known not to be all"
+
+
 def test_what_was_given_to_an_endpoint_counts_until_events_or_time_say_otherwise():
     index = KvIndex()
     feed(index, 0)
