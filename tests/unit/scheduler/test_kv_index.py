@@ -99,6 +99,15 @@ def test_a_feed_is_believed_once_it_has_shown_that_it_speaks_of_what_we_ask():
     assert held(index, of=prompt([7] * 256), approximate=everywhere) == [0, 512, 0, 0]
 
 
+def test_one_domains_match_proves_nothing_for_another():
+    index, other = KvIndex(), kv_root("", "a plane forgets this one")
+    feed(index, 0, KEYS)
+    everywhere = type(NOTHING)(((0b1, 4),), 128.0)
+    assert held(index)[0] == 1024
+    assert held(index, roots=((other, 0b1),), approximate=everywhere)[0] == 512
+    assert held(index, of=prompt([7] * 256), approximate=everywhere)[0] == 0
+
+
 def test_a_feed_with_a_gap_in_its_history_is_a_lower_bound():
     index = KvIndex()
     feed(index, 0, KEYS[:1], complete=False)
