@@ -138,13 +138,13 @@ class Agent:
             self._warn_of_plain_text()
             try:
                 # None of them ends before a stop, unless by a defect: then the agent ends, and says why.
-                await asyncio.wait({sampling, *streaming}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({sampling, following, *streaming}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 sampling.cancel()
                 following.cancel()
                 await self._say_goodbye(streaming)
                 await asyncio.gather(following, return_exceptions=True)
-            await asyncio.gather(*(task for task in (sampling, *streaming) if not task.cancelled()))
+            await asyncio.gather(*(task for task in (sampling, following, *streaming) if not task.cancelled()))
         log.info("agent_stopped", node=self.config.node)
 
     def _warn_of_plain_text(self) -> None:

@@ -180,7 +180,7 @@ class KvEventSettings(_Section):
     topic: str = ""
     """Only messages whose topic begins so."""
     max_blocks: int = Field(default=262_144, ge=1)
-    """Engine blocks remembered at most; about 300 bytes each."""
+    """Engine blocks remembered at most; about 600 bytes each."""
     remote: bool = False
     """Allow addresses beyond this host: events name what tenants' prompts have in common, and are not encrypted."""
 

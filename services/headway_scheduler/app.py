@@ -84,7 +84,7 @@ class Scheduler:
         self.dispatcher.prefixes.tokenize = self.tokenizers.ids
         self._usage: dict[tuple[str, str, datetime], Usage] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._saving: asyncio.Task[None] | None = None
+        self._saving: set[asyncio.Task[None]] = set()
         self._pass_due = False
         self._refreshing = asyncio.Lock()
 
@@ -113,6 +113,7 @@ class Scheduler:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await asyncio.gather(*self._saving, return_exceptions=True)  # the store is closed after this
         with contextlib.suppress(StoreDown):
             await self._save()
         log.info("scheduler_stopped", reservations=len(self.ledger.reservations))
@@ -219,7 +220,9 @@ class Scheduler:
 
     def _save_discovered_soon(self) -> None:
         """At once: a scheduler that restarts before its agents are back must know what it serves."""
-        self._saving = asyncio.get_running_loop().create_task(self._save_discovered())
+        task = asyncio.get_running_loop().create_task(self._save_discovered())
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
 
     def _record_usage(self, tenant: str, model: str, usage: RequestUsage) -> None:
         minute = datetime.now(UTC).replace(second=0, microsecond=0)

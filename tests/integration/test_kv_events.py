@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 
 import aiohttp
+import grpc
+import numpy as np
 import pytest
 from fakes.kv import free_ports
-from fakes.scheduler import serving
+from fakes.scheduler import endpoint, refused, serving
 from fakes.waiting import eventually
 from headway.admin.v1 import admin_pb2 as apb
 from headway.routing.v1 import routing_pb2 as rpb
@@ -14,6 +16,7 @@ from headway.telemetry.v1 import telemetry_pb2 as tpb
 from headway_agent.app import Agent
 from headway_agent.config import AgentConfig
 from headway_agent.stream import Backoff
+from headway_scheduler.index.kv import KvPrompt, kv_root
 from headway_sim.emulator import Emulator, EmulatorConfig
 from headway_sim.emulator.kv_events import Encoding
 from headway_sim.engine import HARDWARE
@@ -145,6 +148,36 @@ async def test_no_tenant_sees_anothers_prefixes(database_url):
             assert await matches(served, PROMPT, "a") == {one: 1024}
             assert await matches(served, PROMPT, "b") == {}
             assert await matches(served, PROMPT) == {}
+
+
+async def test_a_plane_that_cannot_inject_salts_is_refused_where_others_may_go_too(database_url):
+    async with serving(database_url) as served:
+        await served.agent()
+        answer = await served.route(cannot_inject_salt=True)
+        assert answer.endpoint.address
+        await served.admin.CreateTenant(apb.CreateTenantRequest(tenant=apb.Tenant(name="tenants/a")))
+        binding = apb.Binding(name="tenants/a/bindings/all", mode=apb.BINDING_MODE_SHARED)
+        await served.admin.CreateBinding(apb.CreateBindingRequest(binding=binding))
+        refusal = await refused(served.route(cannot_inject_salt=True))
+        assert (refusal.code, refusal.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_ENDPOINTS")
+        assert (await served.route()).endpoint.address
+
+
+async def test_a_better_holder_is_named(database_url):
+    async with serving(database_url) as served:
+        await served.bind("least_request")
+        agent = await served.agent("n", *(endpoint(n, engine="vllm", pulls_prefixes=True) for n in (1, 2)))
+        keys = KvPrompt.of_ids(np.array(PROMPT, "<u4").tobytes(), 99).keys(kv_root("", salt(served)))
+        batches = [
+            tpb.KvEventBatch(address=f"10.0.0.{n}:8000", scheme="tokens-xxh3-128", stored=held, cleared=True)
+            for n, held in ((1, keys), (2, keys[:1]))
+        ]
+        await served.route(subset=rpb.Subset(endpoints=["10.0.0.1"]))  # keeps the better one busy
+        await agent.send(kv_event_batches=tpb.KvEventBatches(batches=batches))
+        await eventually(lambda: served.scheduler.kv.feeds.bit_count() == 2)
+        answer = await served.route(text=None, tokens=rpb.TokenIds(ids=PROMPT))
+        assert answer.endpoint.address == "10.0.0.2:8000"
+        assert (answer.pull_from.endpoint.address, answer.pull_from.tokens) == ("10.0.0.1:8000", 1024)
 
 
 async def test_a_scheduler_that_restarts_is_told_everything_again(database_url):

@@ -47,7 +47,7 @@ class KvFeeds:
     async def run(self) -> None:
         """Follow, and hand on."""
         if not self.subscribers:
-            return
+            await asyncio.Event().wait()
         context = zmq.asyncio.Context()
         following = [asyncio.create_task(each.run(context)) for each in self.subscribers.values()]
         try:

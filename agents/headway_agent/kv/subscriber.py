@@ -49,6 +49,9 @@ class Subscriber:
                 await self._follow()
             except zmq.ZMQError as error:
                 log.warning("kv_events_failed", endpoint=self.name, problem=str(error))
+            except Exception:  # a fault of ours in one engine's events ends no other's
+                log.exception("kv_events_failed", endpoint=self.name)
+            self.blocks.forget(complete=False)
             await asyncio.sleep(_RETRY_S)
 
     async def rebuild(self) -> None:

@@ -86,11 +86,13 @@ class Prefixes:
 
     def _roots(self, request: Request) -> tuple[tuple[int, int], ...]:
         """Where which root is this request's: pairs of a root and a mask of slots, disjoint."""
-        alone, plain = self._fleet.serving_only(request.domain), kv_root(request.adapter, "")
+        adapter, domain = request.adapter, request.domain
         if request.cannot_inject_salt:
-            return ((plain, alone),)
-        salted = kv_root(request.adapter, self._salts.of(request.domain))
-        return ((salted, self._salting), (plain, alone & ~self._salting))
+            return ((kv_root(adapter, ""), self._fleet.serving_only(domain)),)
+        salted = (kv_root(adapter, self._salts.of(domain)), self._salting)
+        if not self.kv.feeds & ~self._salting:
+            return (salted,)
+        return (salted, (kv_root(adapter, ""), self._fleet.serving_only(domain) & ~self._salting))
 
     def _announced(self, endpoint: Endpoint) -> None:
         bit = 1 << endpoint.slot

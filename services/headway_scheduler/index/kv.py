@@ -1,15 +1,16 @@
 """Who holds which prefix, exactly: what engines' KV events say, in index blocks, by memory tier.
 
 Beside the approximate image (`chain`), which believes that what was routed is cached. A feed is believed instead of it
-once it has shown, for prompts of a kind, that it speaks of what we ask: an engine whose events name no salts, or a
-tokenizer that is not the engine's, would otherwise look like an empty cache. Until then, and for a feed whose history
+once it has shown, for prompts of a kind and a domain, that it speaks of what we ask: an engine whose events name no
+salts, a data plane that forgets them, or a tokenizer that is not the engine's, would otherwise look like an empty
+cache. Until then, and for a feed whose history
 is not complete, whichever of the two knows more counts.
 
 Keys are bound to a root of adapter and cache salt, so that an isolation domain is matched only with what was stored
 under its own salt (docs/kv-events.md, Isolation).
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,6 +31,8 @@ BoolArray = npt.NDArray[np.bool_]
 TIERS: Final = ("gpu", "cpu", "disk", "remote")
 """Nearest first."""
 _BLOCK_TOKENS: Final = float(TOKENS.block_size)
+_MOST_PROVEN: Final = 10_000
+"""Kinds and roots of which it is remembered who spoke of them: isolation domains times adapters."""
 
 
 class Kind(StrEnum):
@@ -202,13 +205,18 @@ class _Soon:
 
 
 class KvIndex:
-    """The blocks of every endpoint that has a feed. Slots without one are never asked."""
+    """The blocks of every endpoint that has a feed. Slots without one are never asked.
 
-    def __init__(self) -> None:
+    `most_blocks`: index blocks remembered of one endpoint in one tier; the default is 33 million tokens.
+    """
+
+    def __init__(self, most_blocks: int = 262_144) -> None:
+        self._most_blocks = most_blocks
         self.feeds = 0
         """Mask of the slots whose engine's events arrive."""
         self._complete = 0
-        self._proven: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self._lost = 0
+        self._proven: OrderedDict[tuple[Kind, int], int] = OrderedDict()
         self._tiers = {name: _Tier() for name in TIERS}
         self._used = 1
         self._soon = _Soon()
@@ -229,31 +237,37 @@ class KvIndex:
             for each in self._tiers.values():
                 each.drop(slot)
             self._soon.drop(slot)
+            self._lost &= ~bit
         self.feeds |= bit
-        self._complete = self._complete | bit if complete else self._complete & ~bit
         place = self._tiers[tier]
         if removed:
             place.remove(slot, removed)
             if slot in self._soon.tier.held:
                 self._soon.forget(slot, removed)
-        if stored:
+        if stored and len(place.held.get(slot, ())) + len(stored) > self._most_blocks:
+            self._lost |= bit  # more than any cache holds: it may say so, but no longer fill our memory
+        elif stored:
             place.store(slot, stored)
             self._used = max(self._used, TIERS.index(tier) + 1)
+        whole = complete and not self._lost & bit
+        self._complete = self._complete | bit if whole else self._complete & ~bit
 
     def forget(self, slot: int) -> None:
-        """What its feed said so far counts no more."""
+        """What its feed said so far counts no more; what it says next is not all, until it begins anew."""
         for each in self._tiers.values():
             each.drop(slot)
         self._soon.drop(slot)
         self._complete &= ~(1 << slot)
+        self._lost |= 1 << slot
 
     def drop(self, slot: int) -> None:
         """Its engine restarted or left: nothing is known of it until its feed speaks again."""
         self.forget(slot)
         keep = ~(1 << slot)
         self.feeds &= keep
-        for kind in Kind:
-            self._proven[kind] &= keep
+        self._lost &= keep
+        for proven in self._proven:
+            self._proven[proven] &= keep
 
     def expect(self, slot: int, prompt: KvPrompt, root: int, until: float) -> None:
         """A request with this prompt was given to `slot`: its blocks will be there soon; not believed after `until`."""
@@ -264,7 +278,7 @@ class KvIndex:
         """What feeds say of a prompt. `roots`: pairs of a root and the mask of the slots where it is this request's."""
         self._soon.expire(now)
         depths: list[list[tuple[int, int]]] = [[] for _ in range(self._used)]
-        asked = 0
+        asked = proven = 0
         for root, mask in roots:
             mask &= self.feeds
             if not mask:
@@ -275,12 +289,21 @@ class KvIndex:
             for number, name in enumerate(TIERS[: self._used]):
                 tables.append(self._tiers[name].holders)
                 depths[number].extend(_depths(keys, tables, mask))
-            if keys:
-                first = keys[0]
-                shown = sum_masks(tier.holders.get(first, 0) for tier in self._tiers.values())
-                self._proven[prompt.kind] |= shown & mask
-        believed = asked & self._complete & self._proven[prompt.kind] if prompt.whole else 0
+            proven |= mask & self._shown(prompt.kind, root, keys)
+        believed = asked & self._complete & proven if prompt.whole else 0
         return Exact(approximate, tuple(map(tuple, depths)), asked, believed)
+
+    def _shown(self, kind: Kind, root: int, keys: Sequence[int]) -> int:
+        """Mask of the slots whose feeds have ever matched a prompt of this kind under this root."""
+        proven = before = self._proven.get((kind, root), 0)
+        for tier in self._tiers.values() if keys else ():
+            proven |= tier.holders.get(keys[0], 0)
+        if proven != before:
+            self._proven[kind, root] = proven
+            self._proven.move_to_end((kind, root))
+            if len(self._proven) > _MOST_PROVEN:
+                self._proven.popitem(last=False)
+        return proven
 
     def blocks(self, slot: int) -> int:
         """How many blocks `slot` holds, over all tiers."""
@@ -289,14 +312,6 @@ class KvIndex:
     def __len__(self) -> int:
         """Blocks held anywhere, each counted once a tier."""
         return sum(len(each.holders) for each in self._tiers.values())
-
-
-def sum_masks(masks: Iterable[int]) -> int:
-    """All slots of any of them."""
-    found = 0
-    for mask in masks:
-        found |= mask
-    return found
 
 
 def _depths(keys: Sequence[int], tables: Sequence[dict[int, int]], mask: int) -> list[tuple[int, int]]:

@@ -98,6 +98,15 @@ def test_a_feed_is_believed_once_it_has_shown_that_it_speaks_of_what_we_ask():
     assert held(index, of=prompt([7] * 256), approximate=everywhere) == [0, 512, 0, 0]
 
 
+def test_one_domains_match_proves_nothing_for_another():
+    index, other = KvIndex(), kv_root("", "a plane forgets this one")
+    feed(index, 0, KEYS)
+    everywhere = type(NOTHING)(((0b1, 4),), 128.0)
+    assert held(index)[0] == 1024
+    assert held(index, roots=((other, 0b1),), approximate=everywhere)[0] == 512
+    assert held(index, of=prompt([7] * 256), approximate=everywhere)[0] == 0
+
+
 def test_a_feed_with_a_gap_in_its_history_is_a_lower_bound():
     index = KvIndex()
     feed(index, 0, KEYS[:1], complete=False)
@@ -105,6 +114,25 @@ def test_a_feed_with_a_gap_in_its_history_is_a_lower_bound():
     assert held(index, approximate=everywhere)[0] == 512
     feed(index, 0, KEYS[:6], complete=True)
     assert held(index, approximate=everywhere)[0] == 768
+
+
+def test_a_feed_that_was_forgotten_is_a_lower_bound_until_it_begins_anew():
+    index = KvIndex()
+    everywhere = type(NOTHING)(((0b1, 4),), 128.0)
+    feed(index, 0, KEYS[:1])
+    index.forget(0)
+    feed(index, 0, KEYS[:1])
+    assert held(index, approximate=everywhere)[0] == 512
+    feed(index, 0, KEYS[:1], cleared=True)
+    assert held(index, approximate=everywhere)[0] == 128
+
+
+def test_no_feed_fills_the_memory():
+    index = KvIndex(most_blocks=3)
+    feed(index, 0, KEYS[:2])
+    feed(index, 0, KEYS[2:5])
+    assert (index.blocks(0), len(index)) == (2, 2)
+    assert held(index, approximate=type(NOTHING)(((0b1, 4),), 128.0))[0] == 512, "it is known not to be all"
 
 
 def test_what_was_given_to_an_endpoint_counts_until_events_or_time_say_otherwise():
