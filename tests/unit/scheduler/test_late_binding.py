@@ -146,7 +146,10 @@ class TestAffinity:
         _, mine = rig.hold("mine", text=PREFIX + "mine")
         rig.ledger.move(
             rig.ledger.find(rig.busy.reservation_id),
-            [replace(leg, booking=replace(leg.booking, prefill_us=5_000_000, prefill_work_us=5_000_000)) for leg in self.legs(rig)],
+            [
+                replace(leg, booking=replace(leg.booking, prefill_us=5_000_000, prefill_work_us=5_000_000))
+                for leg in self.legs(rig)
+            ],
             rig.clock.now,
         )
         pass_now(rig)
