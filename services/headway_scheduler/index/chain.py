@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from headway_scheduler.index.hashing import Chain
 
-__all__ = ["NOTHING", "ChainIndex", "Match", "slots_in"]
+__all__ = ["NOTHING", "ChainIndex", "FloatArray", "Match", "slots_in"]
 
 FloatArray = npt.NDArray[np.float64]
 

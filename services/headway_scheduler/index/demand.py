@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from headway_scheduler.fleet.columns import FloatColumn
+from headway_scheduler.index.chain import FloatArray
 from headway_scheduler.index.hashing import Chain
 
 __all__ = ["Demand"]
@@ -61,7 +61,7 @@ class Demand:
             shared = depth
         return shared * chain.block_tokens
 
-    def invested(self, chain: Chain, hits: FloatColumn, uses: float) -> FloatColumn | None:
+    def invested(self, chain: Chain, hits: FloatArray, uses: float) -> FloatArray | None:
         """Of the tokens that each candidate lacks, those that others will use there; None: none.
 
         `hits`: what each candidate holds, in tokens. Each request in flight with a prefix stands for `uses` to come,
@@ -80,7 +80,7 @@ class Demand:
             before = tokens
         if not invested[-1]:
             return None
-        found: FloatColumn = invested[-1] - np.interp(hits, depths, invested)
+        found: FloatArray = invested[-1] - np.interp(hits, depths, invested)
         return found
 
     def _prefixes(self, chain: Chain) -> list[int]:
