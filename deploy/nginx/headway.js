@@ -121,7 +121,11 @@ function proxy(r, body, told) {
     const v = r.variables;
     v.headway_reservation = told.reservationId;
     v.headway_endpoint = told.endpoint.address;
-    const fallbacks = (told.fallbacks || []).map((each) => each.address);
+    // Names the engine's data-parallel rank, where several share an address: a fallback must be the same rank.
+    const rank = (told.headers || {})['x-data-parallel-rank'] || '';
+    v.headway_rank = rank;
+    const alike = (told.fallbacks || []).filter((each) => !rank || String(each.dpRank || 0) === rank);
+    const fallbacks = alike.map((each) => each.address);
     v.headway_second = fallbacks[0] || told.endpoint.address;
     v.headway_third = fallbacks[1] || v.headway_second;
     v.headway_body = forwarded(r, body, told);

@@ -22,6 +22,9 @@ from headway_scheduler.learning.timing import Flight
 __all__ = ["Booker"]
 
 _WORTH_PULLING_TOKENS: Final = 512.0
+_RANK_HEADER: Final = "x-data-parallel-rank"
+_RANKS_BY_HEADER: Final = frozenset({"vllm", "sglang", "emulator"})
+"""THE list of engines known to give a request to the data-parallel rank that this header names."""
 
 
 class Booker:
@@ -276,4 +279,7 @@ class Booker:
 
     def _placement(self, slot: int) -> Placement:
         endpoint = self._fleet.by_slot[slot]
-        return Placement(endpoint.spec, endpoint.node.id)
+        spec, headers = endpoint.spec, {}
+        if spec.engine in _RANKS_BY_HEADER and self._fleet.ranks_at(spec.address) > 1:
+            headers[_RANK_HEADER] = str(spec.dp_rank)
+        return Placement(spec, endpoint.node.id, headers)

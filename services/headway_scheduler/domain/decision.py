@@ -1,6 +1,7 @@
 """What the scheduler decided, and why."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from headway_scheduler.domain.endpoint import EndpointSpec
 from headway_scheduler.domain.request import TaskClass
@@ -10,10 +11,11 @@ __all__ = ["Decision", "Placement", "PrefixHolder", "Why"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """An endpoint as an answer names it."""
+    """An endpoint as an answer names it. `headers`: what a request for it must carry, to reach its rank."""
 
     spec: EndpointSpec
     node: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

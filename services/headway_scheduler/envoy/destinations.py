@@ -14,13 +14,13 @@ __all__ = ["any_endpoint", "destinations"]
 def destinations(decision: Decision, addresses: EngineAddresses) -> str:
     """The chosen `ip:port` and those to fall back on, in the order of preference.
 
-    Only what the body also fits: another engine may not know `cache_salt`, another rank has another header.
+    Only what body and headers also fit: another engine may not know `cache_salt`, another rank has another header.
     """
     chosen = decision.endpoint.spec
     found = [chosen.address]
     for fallback in decision.fallbacks:
         spec = fallback.spec
-        alike = spec.engine == chosen.engine and spec.dp_rank == chosen.dp_rank
+        alike = spec.engine == chosen.engine and fallback.headers == decision.endpoint.headers
         if alike and spec.address not in found:
             found.append(spec.address)
     return ",".join(addresses.shown(each) for each in found)

@@ -254,6 +254,7 @@ class Exchange:
         return replies.routed(
             kind,
             destination=destinations(decision, self._scheduler.addresses),
+            headers=decision.endpoint.headers,
             strip=head.strip,
             request_id="" if "x-request-id" in head.values else decision.request_id,
             body=body if replace else None,

@@ -6,6 +6,7 @@ Envoy's access log ends the reservation (`access_log`). Nor can it change the bo
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from envoy.config.core.v3 import base_pb2
@@ -30,6 +31,8 @@ from headway_scheduler.rpc.calls import UnaryCalls
 from headway_scheduler.rpc.http_refusals import api_error
 
 __all__ = ["EXT_AUTHZ", "RESERVATION", "ExtAuthzService"]
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 EXT_AUTHZ: Final = "envoy.service.auth.v3.Authorization"
 RESERVATION: Final = "headway.reservation"
@@ -90,7 +93,9 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
             self._calls.give_back(decision, principal)
             self._scheduler.count_refusal(error)
             raise
-        return _allowed(destinations(decision, self._scheduler.addresses), head, decision.reservation_id)
+        return _allowed(
+            destinations(decision, self._scheduler.addresses), head, decision.reservation_id, decision.endpoint.headers
+        )
 
     def _prompt_tokens(self, route: routing_pb2.RouteRequest, http: Http, head: Head) -> int | None:
         """The whole prompt's length, by the whole body's, where only the beginning is here."""
@@ -128,11 +133,14 @@ def _wanted(api: Api, http: Http, head: Head, plane: Plane) -> routing_pb2.Route
     return route
 
 
-def _allowed(destination: str, head: Head, reservation_id: str = "") -> external_auth_pb2.CheckResponse:
+def _allowed(
+    destination: str, head: Head, reservation_id: str = "", headers: Mapping[str, str] = _NONE
+) -> external_auth_pb2.CheckResponse:
     response = external_auth_pb2.CheckResponse()
     ok = response.ok_response
-    ok.headers.append(_header(DESTINATION, destination))
-    ok.headers_to_remove.extend(name for name in head.strip if name != DESTINATION)
+    given = {DESTINATION: destination, **headers}
+    ok.headers.extend(_header(name, value) for name, value in given.items())
+    ok.headers_to_remove.extend(name for name in head.strip if name not in given)
     if reservation_id:
         response.dynamic_metadata.fields[RESERVATION].string_value = reservation_id
     return response

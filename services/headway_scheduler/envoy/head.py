@@ -19,7 +19,14 @@ DESTINATION: Final = "x-gateway-destination-endpoint"
 
 _SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 _SUBSET_KEY: Final = "x-gateway-destination-endpoint-subset"
-_STRIPPED: Final = (DESTINATION, "x-gateway-inference-", "x-gateway-model-name-rewrite", "x-slo-", "x-llm-d-")
+_STRIPPED: Final = (
+    DESTINATION,
+    "x-gateway-inference-",
+    "x-gateway-model-name-rewrite",
+    "x-slo-",
+    "x-llm-d-",
+    "x-data-parallel-rank",
+)
 _MAX_SESSION: Final = 256
 _APIS: Final[tuple[Api, ...]] = ("chat/completions", "completions", "embeddings")
 _PRIORITIES: Final = {

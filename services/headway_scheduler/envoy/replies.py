@@ -1,6 +1,7 @@
 """What we answer Envoy, ready for the wire: most messages are the same every time, and made once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from envoy.config.core.v3 import base_pb2
@@ -19,6 +20,8 @@ __all__ = [
     "response_headers",
     "routed",
 ]
+
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 CHUNK_BYTES: Final = 62_000
 """As much of a body as one message may carry, by the endpoint-picker protocol."""
@@ -41,6 +44,7 @@ def routed(
     kind: str,
     *,
     destination: str,
+    headers: Mapping[str, str] = _NONE,
     strip: Sequence[str] = (),
     request_id: str = "",
     body: bytes | None = None,
@@ -48,7 +52,8 @@ def routed(
 ) -> bytes:
     """The reply that says where the request goes; `kind` is the message it answers, headers or body.
 
-    `destination` empty: wherever the cluster likes. `body`: what the body becomes, in a reply to the whole of it.
+    `destination` empty: wherever the cluster likes. `headers`: for the engine. `body`: what the body becomes, in a
+    reply to the whole of it.
     """
     message = pb.ProcessingResponse()
     response = getattr(message, kind).response
@@ -57,9 +62,10 @@ def routed(
     mutation.remove_headers.extend(strip)
     if destination:
         response.clear_route_cache = True
-        value = destination.encode()
-        _set(mutation, DESTINATION, value)
+        _set(mutation, DESTINATION, destination.encode())
         message.dynamic_metadata.fields[_NAMESPACE].struct_value.fields[DESTINATION].string_value = destination
+    for name, value in headers.items():
+        _set(mutation, name, value.encode())
     if request_id:
         _set(mutation, "x-request-id", request_id.encode())
     if content_length is not None:

@@ -4,6 +4,7 @@ Everything here belongs to one event loop. Agents' messages come in as domain va
 columns, the pools and the groups.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -101,6 +102,7 @@ class Fleet:
         self.endpoints: dict[str, Endpoint] = {}
         self.by_slot: dict[int, Endpoint] = {}
         self.ejections = Ejections()
+        self._ranks: Counter[str] = Counter()
         self.version = 0
         self.guards_frozen = False
         self.on_removed: list[Callable[[Endpoint], None]] = []
@@ -175,6 +177,7 @@ class Fleet:
         if endpoint is None:
             return
         self.columns.open[endpoint.slot] = False
+        self._ranks -= Counter((endpoint.spec.address,))
         for listener in self.on_removed:
             listener(endpoint)
         del endpoint.node.endpoints[endpoint_id]
@@ -279,6 +282,10 @@ class Fleet:
         own, burst = self._slots_of(tenant)
         return [self.by_slot[slot] for slot in own | burst if self.columns.open[slot]]
 
+    def ranks_at(self, address: str) -> int:
+        """How many endpoints share an address: data-parallel ranks behind one server."""
+        return self._ranks[address]
+
     def groups_of(self, endpoint: Endpoint) -> list[str]:
         """Ids of the GPU groups an endpoint belongs to."""
         labels = endpoint.labels
@@ -338,6 +345,7 @@ class Fleet:
         self.columns.reset(slot)
         endpoint = Endpoint(spec.id, slot, spec, node, ready=spec.ready, boot_id=spec.engine_boot_id)
         endpoint.state = self._desired.endpoint_states.get(endpoint.id, SchedulingState.ACTIVE)
+        self._ranks[spec.address] += 1
         self.endpoints[endpoint.id] = self.by_slot[slot] = node.endpoints[endpoint.id] = endpoint
         self.columns.ring[slot] = xxh3_64_intdigest(endpoint.id.encode())
         self.columns.kv_capacity[slot] = spec.kv_capacity_tokens.or_nan()

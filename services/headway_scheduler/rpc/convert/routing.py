@@ -169,6 +169,7 @@ def decision_to_proto(decision: Decision) -> pb.RouteResponse:
         reservation_id=decision.reservation_id,
         decision=why_to_proto(decision.why),
         cache_salt=decision.cache_salt,
+        headers=decision.endpoint.headers,
         model=decision.model,
     )
     response.reservation_ttl.seconds = int(decision.ttl_s)

@@ -177,6 +177,21 @@ class TestRequest:
         process.half_close()
         await process.ended()
 
+    async def test_a_rank_is_named_where_several_share_an_address(self, world):
+        ranks = [spec(9, models=("ranked",), engine="vllm", dp_rank=rank) for rank in (0, 1)]
+        alone = spec(8, models=("ranked",), engine="vllm")
+        world.rig.connect("ranks", *ranks, alone)
+        seen = {}
+        for number in range(6):
+            process = world.process()
+            process.headers({**POST, "x-data-parallel-rank": "7", "x-request-id": f"r{number}"})
+            process.body(chat(model="ranked"))
+            mutation = (await process.reply("request_headers")).request_headers.response.header_mutation
+            found = set_headers(mutation)
+            assert "x-data-parallel-rank" in mutation.remove_headers
+            seen.setdefault(found[DESTINATION], set()).add(found.get("x-data-parallel-rank"))
+        assert seen == {"10.0.0.9:8000": {"0", "1"}, "10.0.0.8:8000": {None}}, "no fallback would fit the header"
+
     async def test_trailers_may_end_the_body(self, world):
         process = world.process()
         process.headers(POST)
