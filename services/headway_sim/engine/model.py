@@ -211,7 +211,8 @@ class Engine:
         if self._waiting:
             self._publish_decodes()
         decodes, context = self._decoding, self._decode_context
-        prefills, prefill_tokens, pairs = self._schedule_prefills(now_ms, admit=not preempted)
+        # Whoever preempts admits nobody in the same step, unless all were preempted: that would be a step of nothing.
+        prefills, prefill_tokens, pairs = self._schedule_prefills(now_ms, admit=not preempted or not self._running)
         new_tokens = decodes + prefill_tokens
         if not new_tokens:
             return None
@@ -369,9 +370,11 @@ class Engine:
         limit = min(sequence.keyed_blocks, (target - 1) // BLOCK_TOKENS)
         runs, hit_blocks = self.pool.find(sequence.keys, sequence.request.blocks_per_key, limit)
         blocks = -(-target // BLOCK_TOKENS)
-        if blocks - hit_blocks > self.pool.free_blocks - self.pool.free_among(runs):
-            self._blocked_version = self._memory_version
-            return None
+        while blocks - hit_blocks > self.pool.free_blocks - self.pool.free_among(runs):
+            if self._running or not runs:
+                self._blocked_version = self._memory_version
+                return None
+            hit_blocks = runs.pop().base  # alone, it must fit: a hit on a part of a run would hold all of it
         self._waiting.popleft()
         for run in runs:
             self.pool.hold(run)

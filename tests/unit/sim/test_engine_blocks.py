@@ -3,7 +3,7 @@
 from collections import Counter
 
 from headway_sim.engine import Engine, EngineRequest, Hardware, State
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 SMALL = Hardware("small", 10.0, 1.0, 0.001, 0.01, 40 * 16, 96, 6)
@@ -41,6 +41,8 @@ def check_blocks(engine: Engine) -> None:
             assert not sequence.runs
 
 
+# A part of a run that was begun and cancelled is hit, and then all of it stands in the way of the only request.
+@example([("add", 3, 368, 1, False), ("step", 1), ("cancel", 0), ("add", 3, 250, 120, False)], 32)
 @given(st.lists(actions, max_size=60), st.sampled_from([1, 4, 32]))
 def test_blocks_add_up_after_every_action(script, blocks_per_key):
     engine = Engine(SMALL)
