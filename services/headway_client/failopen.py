@@ -66,7 +66,7 @@ class FailOpenRouter:
         if response.model and response.model != request.model:
             _remember(self._aliases, request.model, response.model)
         if response.cache_salt:
-            _remember(self._salts, (tenant_id(request.tenant), response.model), response.cache_salt)
+            _remember(self._salts, (self._tenant(request.tenant), response.model), response.cache_salt)
 
     def begin(self, endpoint: str) -> None:
         """Count a reservation on this endpoint (a name)."""
@@ -85,7 +85,8 @@ class FailOpenRouter:
     def choose(self, request: pb.RouteRequest, reservation_id: str) -> pb.RouteResponse | None:
         """Return an answer as the scheduler would shape it, or None where the view offers nothing."""
         model = self._aliases.get(request.model, request.model)
-        entries = self._pool(tenant_id(request.tenant), model)
+        tenant = self._tenant(request.tenant)
+        entries = self._pool(tenant, model)
         if request.excluded_endpoints or request.HasField("subset"):
             entries = [entry for entry in entries if _eligible(entry, request)]
         if not entries:
@@ -99,9 +100,13 @@ class FailOpenRouter:
             fallbacks=others,
             reservation_id=reservation_id,
             decision=pb.Decision(strategy="fail_open", candidates=len(entries), prompt_tokens=_prompt_tokens(request)),
-            cache_salt=self._salt(tenant_id(request.tenant), model),
+            cache_salt=self._salt(tenant, model),
             model=model,
         )
+
+    def _tenant(self, name: str) -> str:
+        """Whom a request is for; without a name, as the scheduler said."""
+        return tenant_id(name) or (self._view.default_tenant if self._view is not None else "")
 
     def _pool(self, tenant: str, model: str) -> list[pb.FailOpenView.Entry]:
         pool = self._pools.get((tenant, model))
@@ -112,7 +117,7 @@ class FailOpenRouter:
         return pool
 
     def _allowed(self, tenant: str) -> Iterable[pb.FailOpenView.Entry]:
-        wanted = tenant_id(tenant)
+        wanted = self._tenant(tenant)
         for entry in self._view.endpoints if self._view is not None else ():
             if any(name == "*" or (wanted and tenant_id(name) == wanted) for name in entry.tenants):
                 yield entry

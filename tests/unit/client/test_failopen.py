@@ -94,3 +94,17 @@ def test_a_large_pool_is_sampled() -> None:
     )
     chosen = {router.choose(pb.RouteRequest(model="m"), "x").endpoint.name for _ in range(200)}
     assert len(chosen) > 100
+
+
+def test_a_request_without_a_tenant_is_the_default_ones() -> None:
+    entry = pb.FailOpenView.Entry(
+        endpoint=pb.Endpoint(name="endpoints/a@0", address="a"), models=["m"], tenants=["acme"]
+    )
+    router = FailOpenRouter(random.Random(0))
+    router.update(pb.FailOpenView(endpoints=[entry], default_tenant="acme"))
+    answer = router.choose(pb.RouteRequest(model="m"), "failopen-1")
+    assert answer is not None
+    assert answer.endpoint.address == "a"
+    assert router.models("") == ["m"]
+    router.update(pb.FailOpenView(endpoints=[entry], default_tenant="rival"))
+    assert router.choose(pb.RouteRequest(model="m"), "failopen-2") is None

@@ -1177,16 +1177,20 @@ class FailOpenView(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    DEFAULT_TENANT_FIELD_NUMBER: _builtins.int
+    default_tenant: _builtins.str
+    """Whom a Route is for that names no tenant."""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailOpenView.Entry]: ...
     def __init__(
         self,
         *,
         endpoints: _abc.Iterable[Global___FailOpenView.Entry] | None = ...,
+        default_tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoints", b"endpoints"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_tenant", b"default_tenant", "endpoints", b"endpoints"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
