@@ -89,7 +89,6 @@ def _real_table(found: dict[str, Any]) -> Table:
         f"{settings['concurrency']} at a time, "
         f"opening with {settings['opening_tokens']} tokens"
     )
-    caption = f"After a restart of the scheduler: {known['matched_tokens']} of {known['of']} cached tokens known."
     known = found["known_after_scheduler_restart"]
     caption = f"Cached tokens known after a restart of the scheduler: {known['approximate']} without KV events, "
     caption += f"{known['kv_events']} of {known['of']} with them."

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import platform
 import shutil
@@ -52,7 +53,10 @@ def run_real(python: Path, settings: RealSettings, keep: Path | None, say: Calla
         try:
             say(f"starting {settings.engines} engines, one after the other")
             with stack:
-                return {"host": _host(python), "settings": asdict(settings), **_measured(stack, settings, keep, say)}
+                found = {"host": _host(python), "settings": asdict(settings), **_measured(stack, settings, keep, say)}
+            if keep is not None:
+                (keep / "measured.json").write_text(json.dumps(found, indent=2) + "\n")
+            return found
         finally:
             if keep is not None:
                 _keep_logs(stack.run_dir, keep)
