@@ -113,6 +113,8 @@ class Dialect:
     """0 to 1."""
     prefix_queries: Metric = _NONE
     prefix_hits: Metric = _NONE
+    prefix_misses: Metric = _NONE
+    """Tokens that were computed, where the engine counts these and hits, not queries."""
     counters: tuple[Metric, ...] = ()
     """Numbers that only grow while the engine lives."""
     more: tuple[Metric, ...] = ()
@@ -138,8 +140,9 @@ class Dialect:
     @property
     def parser(self) -> MetricsParser:
         """A parser of all of them."""
-        load = (self.running, self.waiting, self.kv_use, self.prefix_queries, self.prefix_hits)
-        metrics = (*load, *self.counters, *self.more)
+        load = (self.running, self.waiting, self.kv_use)
+        prefixes = (self.prefix_queries, self.prefix_hits, self.prefix_misses)
+        metrics = (*load, *prefixes, *self.counters, *self.more)
         return MetricsParser({_STARTED, *(name for metric in metrics for name in metric.names)})
 
     def reader(self) -> EngineFactory:
@@ -230,7 +233,10 @@ class ScrapedReader:
             running=metrics.total(dialect.running),
             waiting=metrics.total(dialect.waiting),
             kv_use=metrics.mean_share(dialect.kv_use),
-            prefix_queries=metrics.total(dialect.prefix_queries),
+            prefix_queries=_either(
+                metrics.total(dialect.prefix_queries),
+                _both(metrics.total(dialect.prefix_hits), metrics.total(dialect.prefix_misses)),
+            ),
             prefix_hits=metrics.total(dialect.prefix_hits),
         )
         return reading if dialect.supplement is None else await dialect.supplement(self._http, reading)
@@ -297,6 +303,13 @@ def product(one: Measurement, other: Measurement) -> Measurement:
     if isinstance(one, MissingReason) or isinstance(other, MissingReason):
         return _UNKNOWN
     return one * other
+
+
+def _both(one: Measurement, other: Measurement) -> Measurement:
+    """The sum of two numbers; unknown where either is."""
+    if isinstance(one, MissingReason) or isinstance(other, MissingReason):
+        return _UNKNOWN
+    return one + other
 
 
 def total(values: Iterable[Measurement]) -> Measurement:
