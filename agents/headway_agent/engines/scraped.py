@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from headway_agent.config import EngineSettings
 from headway_agent.devices.base import Measurement, MissingReason
-from headway_agent.engines.base import EngineContext, EngineFactory, EngineFacts, EngineReading, EngineState
+from headway_agent.engines.base import EngineContext, EngineFactory, EngineFacts, EngineReading, EngineState, Patience
 from headway_agent.engines.http import ERRORS, EngineHttp, Model
 from headway_agent.engines.metrics import MetricsParser, Series, numbers
 
@@ -171,6 +171,7 @@ class ScrapedReader:
     _tells_sleep: bool = True
     _asleep: bool = False
     _sleeps: int = 0
+    _patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         """Know at first what the configuration says."""
@@ -187,9 +188,11 @@ class ScrapedReader:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._read()
+        except TimeoutError:
+            return EngineState(self._facts, self._patience.late())
         except ERRORS:
             self._about_at = -math.inf  # it may come back as something else
-            return EngineState(self._facts, EngineReading.failed())
+            return EngineState(self._facts, self._patience.gone())
 
     async def _read(self) -> EngineState:
         text, health = await asyncio.gather(self._scrape(), self._http.status(self.dialect.health_path))
@@ -200,7 +203,8 @@ class ScrapedReader:
             await self._refresh(boot_id)
         self._facts = self._described(metrics, boot_id)
         healthy = health < 400 or health == 404  # a server without such a page that serves its metrics
-        return EngineState(self._facts, await self._reading(metrics, healthy and awake and bool(self._facts.models)))
+        reading = await self._reading(metrics, healthy and awake and bool(self._facts.models))
+        return EngineState(self._facts, self._patience.answered(reading))
 
     async def _scrape(self) -> str:
         """The text of the first page of metrics that answers; which one that is stays known until it fails."""

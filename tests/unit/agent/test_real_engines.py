@@ -54,7 +54,12 @@ async def test_llama_cpp_under_load():
     }
     state = await look("llama_cpp", pages)
     assert state.reading == EngineReading(
-        ready=True, running=2.0, waiting=0.0, kv_use=MissingReason.UNSUPPORTED, prefix_queries=4588.0, prefix_hits=2293.0
+        ready=True,
+        running=2.0,
+        waiting=0.0,
+        kv_use=MissingReason.UNSUPPORTED,
+        prefix_queries=4588.0,
+        prefix_hits=2293.0,
     )
     assert (state.facts.max_num_seqs, state.facts.kv_capacity_tokens) == (2.0, 16_384.0)
 
@@ -62,7 +67,9 @@ async def test_llama_cpp_under_load():
 def messages():
     """Sequence numbers and payloads, as the replay socket gave them."""
     lines = (VLLM / "kv_events.hex").read_text().split("\n")
-    return [(int(number), bytes.fromhex(payload)) for number, _, payload in (line.partition(" ") for line in lines if line)]
+    return [
+        (int(number), bytes.fromhex(payload)) for number, _, payload in (line.partition(" ") for line in lines if line)
+    ]
 
 
 def test_vllm_s_kv_events_are_all_understood():
