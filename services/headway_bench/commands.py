@@ -93,7 +93,8 @@ def _real_table(found: dict[str, Any]) -> Table:
     caption = f"Cached tokens known after a restart of the scheduler: {known['approximate']} without KV events, "
     caption += f"{known['kv_events']} of {known['of']} with them."
     columns = ("plane", "KV events", "strategy", "TTFT, ms", "p50", "p99", "hits", "gain")
-    table = Table(*columns, title=title, caption=caption, box=box.SIMPLE, title_justify="left", caption_justify="left")
+    table = Table(*columns, title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
     for row in found["measurements"]:
         times = row["ttft_ms"]
         figures = (times["mean"], times["p50"], times["p99"], row["hit_ratio"])

@@ -6,10 +6,11 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +31,8 @@ LEAST_GAIN: Final = 2.5
 _PAIR: Final = ("round_robin", "adaptive")
 _LIMIT_S: Final = 300.0
 """Of one measurement."""
+_WHOLE_LIMIT_S: Final = 1800
+"""Of everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,9 @@ class RealSettings:
 def run_real(python: Path, settings: RealSettings, keep: Path | None, say: Callable[[str], None]) -> Json:
     """Start everything, measure, stop everything. `python` has vLLM; `keep`: where logs and metrics are left.
 
-    Raises LocalStackError where a process does not start, or dies.
+    Raises LocalStackError where a process does not start or dies, and when it takes too long or is told to end (SIGTERM).
     """
-    with tempfile.TemporaryDirectory(prefix="headway-real-") as directory:
+    with _ended_in_order(), tempfile.TemporaryDirectory(prefix="headway-real-") as directory:
         stack = VllmStack(Path(directory), python, settings.engines)
         try:
             say(f"starting {settings.engines} engines, one after the other")
@@ -60,6 +63,24 @@ def run_real(python: Path, settings: RealSettings, keep: Path | None, say: Calla
         finally:
             if keep is not None:
                 _keep_logs(stack.run_dir, keep)
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Turn a SIGTERM, and the end of our patience, into an error: whatever was started is stopped on its way out."""
+
+    def stop(number: int, _frame: object) -> None:
+        late = number == signal.SIGALRM
+        raise LocalStackError(f"not done within {_WHOLE_LIMIT_S} s" if late else "told to end")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGALRM)}
+    signal.alarm(_WHOLE_LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def shortcomings(found: Json) -> list[str]:

@@ -2,7 +2,11 @@
 
 import itertools
 import json
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 from headway_bench.commands import bench_app
 from headway_bench.real.model import write_model
@@ -89,3 +93,27 @@ def test_an_interpreter_without_vllm_is_told_in_a_line(tmp_path):
     assert "engine-0 ended with status 1" in result.output
     assert "no such module" in result.output
     assert "Traceback" not in result.output
+
+
+def test_told_to_end_it_leaves_no_engine_behind(tmp_path):
+    told = tmp_path / "pid"
+    engine = tmp_path / "python"
+    engine.write_text(f"#!/bin/sh\necho $$ >{told}.new\nmv {told}.new {told}\nexec sleep 600\n")
+    engine.chmod(0o755)
+    code = "from headway_bench.commands import bench_app; bench_app()"
+    command = [sys.executable, "-c", code, "vllm", "--python", str(engine), "--engines", "1"]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not told.exists() and time.monotonic() < deadline and driver.poll() is None:
+            time.sleep(0.02)
+        assert psutil.pid_exists(int(told.read_text()))
+        driver.terminate()
+        output, _ = driver.communicate(timeout=60)
+    finally:
+        driver.kill()
+        driver.wait()
+    assert driver.returncode == 1
+    assert "told to end" in output
+    assert "Traceback" not in output
+    assert not psutil.pid_exists(int(told.read_text()))
