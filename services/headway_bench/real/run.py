@@ -49,7 +49,7 @@ class RealSettings:
 def run_real(python: Path, settings: RealSettings, keep: Path | None, say: Callable[[str], None]) -> Json:
     """Start everything, measure, stop everything. `python` has vLLM; `keep`: where logs and metrics are left.
 
-    Raises LocalStackError where a process does not start or dies, and when it takes too long or is told to end (SIGTERM).
+    Raises LocalStackError where a process does not start or dies, and when it takes too long or gets a SIGTERM.
     """
     with _ended_in_order(), tempfile.TemporaryDirectory(prefix="headway-real-") as directory:
         stack = VllmStack(Path(directory), python, settings.engines)

@@ -114,7 +114,9 @@ class VllmStack(LocalStack):
         self.tokenizer = write_model(self._model)
         for number in range(self.options.nodes[0].engines):
             port = _free_port()
-            engine = self.start_process(f"engine-{number}", self._command(number, port), _ENVIRONMENT)
+            log = self.run_dir / f"engine-{number}.log"
+            engine = Process(log.stem, self._command(number, port), log, _ENVIRONMENT, death_signal=signal.SIGTERM)
+            engine.start()
             self.engines.append(engine)
             self.engine_addresses.append(f"127.0.0.1:{port}")
             wait_for(f"engine-{number} is healthy", lambda port=port: _healthy(port), _START_S, [engine])  # type: ignore[misc]
