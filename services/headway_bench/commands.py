@@ -56,7 +56,7 @@ def envoy(
 @bench_app.command()
 def vllm(
     python: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="An interpreter that has vLLM for CPUs.")],
-    engines: Annotated[int, typer.Option(min=1, max=16, help="Each takes some 1.5 GB and a core.")] = 4,
+    engines: Annotated[int, typer.Option(min=1, max=16, help="Each takes some 2.4 GB of memory.")] = 4,
     sessions: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 10,
     turns: Annotated[int, typer.Option(min=1, max=20, help="Of each session.")] = 5,
     concurrency: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 2,
