@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help venv demo up bench-decisions test test-system check format protos baseline lock clean
+.PHONY: help venv demo up bench-decisions test test-system test-vllm check format protos baseline lock clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -34,6 +34,10 @@ test-system: venv ## Run the tests that need Debian packages, which it installs
 	tools/install-system-packages
 	$(BIN)/python -m pytest tests/system
 
+test-vllm: venv ## Measure four real vLLM engines on this host's CPU; installs them in .venv-vllm (3.4 GB)
+	PYTHON=$(PYTHON) tools/install-vllm .venv-vllm
+	$(BIN)/headway bench vllm --python .venv-vllm/bin/python --keep build/vllm
+
 check: venv ## Check format, lint, types, import rules and protos
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -56,4 +60,4 @@ lock: venv ## Resolve the dependencies again
 		--extra dev pyproject.toml -o requirements.lock
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .cache build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .headway
+	rm -rf $(VENV) .venv-vllm .cache build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .headway

@@ -3,14 +3,17 @@
 import asyncio
 import json
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from headway_cli.local.processes import LocalStackError
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from headway_bench.envoy import BenchError, EnvoyBench, EnvoySettings
+from headway_bench.real.run import RealSettings, run_real, shortcomings
 
 __all__ = ["bench_app"]
 
@@ -27,11 +30,6 @@ class Output(StrEnum):
 
     TABLE = "table"
     JSON = "json"
-
-
-@bench_app.callback()
-def _bench() -> None:
-    """Keep `envoy` a command of its own, though it is the only one."""
 
 
 @bench_app.command()
@@ -53,6 +51,56 @@ def envoy(
         typer.echo(json.dumps(found, indent=2))
     else:
         Console().print(_table(found))
+
+
+@bench_app.command()
+def vllm(
+    python: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="An interpreter that has vLLM for CPUs.")],
+    engines: Annotated[int, typer.Option(min=1, max=16, help="Each takes some 2.4 GB of memory.")] = 4,
+    sessions: Annotated[int, typer.Option(min=1, help="Of each measurement.")] = 10,
+    turns: Annotated[int, typer.Option(min=1, max=20, help="Of each session.")] = 5,
+    concurrency: Annotated[int, typer.Option(min=1, help="Sessions at a time.")] = 2,
+    opening_tokens: Annotated[int, typer.Option(min=128, max=6000, help="That a session opens with.")] = 4096,
+    keep: Annotated[Path | None, typer.Option(help="A folder for logs and the engines' metrics.")] = None,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TABLE,
+) -> None:
+    """Real vLLM engines: TTFT under round_robin and adaptive, through gateway and Envoy, without and with KV events."""
+    settings = RealSettings(engines, sessions, turns, concurrency, opening_tokens)
+    try:
+        # As it was given: a virtual environment's interpreter is a link, and what it leads to has no vLLM.
+        found = run_real(python.absolute(), settings, keep, lambda line: typer.echo(line, err=True))
+    except LocalStackError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    if output is Output.JSON:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        Console().print(_real_table(found))
+    lacking = shortcomings(found)
+    for line in lacking:
+        typer.echo(line, err=True)
+    raise typer.Exit(1 if lacking else 0)
+
+
+def _real_table(found: dict[str, Any]) -> Table:
+    settings = found["settings"]
+    title = (
+        f"{settings['engines']} engines; {settings['sessions']} sessions of {settings['turns']} turns, "
+        f"{settings['concurrency']} at a time, "
+        f"opening with {settings['opening_tokens']} tokens"
+    )
+    known = found["known_after_scheduler_restart"]
+    caption = f"Cached tokens known after a restart of the scheduler: {known['approximate']} without KV events, "
+    caption += f"{known['kv_events']} of {known['of']} with them."
+    columns = ("plane", "KV events", "strategy", "TTFT, ms", "p50", "p99", "hits", "gain")
+    table = Table(*columns, title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.title_justify = table.caption_justify = "left"
+    for row in found["measurements"]:
+        times = row["ttft_ms"]
+        figures = (times["mean"], times["p50"], times["p99"], row["hit_ratio"])
+        events = "yes" if row["index"] == "kv_events" else "no"
+        table.add_row(row["plane"], events, row["strategy"], *map(str, figures), str(row.get("gain", "")))
+    return table
 
 
 def _table(found: dict[str, dict[str, Any]]) -> Table:

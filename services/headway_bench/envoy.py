@@ -17,7 +17,7 @@ import grpc
 import psutil
 from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 
-__all__ = ["BenchError", "EnvoyBench", "EnvoySettings"]
+__all__ = ["BenchError", "EnvoyBench", "EnvoySettings", "envoy_config", "listener_ports"]
 
 Json = dict[str, Any]  # what goes to Envoy, and what is printed
 _V3: Final = "type.googleapis.com/envoy.extensions"
@@ -53,7 +53,7 @@ class EnvoyBench:
             addresses = [f"127.0.1.{number + 1}:{engine_port}" for number in range(self._settings.endpoints)]
             scheduler, port = await stack.enter_async_context(_scheduler(directory))
             await stack.enter_async_context(_fleet(port, addresses))
-            config = _config(addresses, port)
+            config = envoy_config(addresses, port)
             envoy, ports = await stack.enter_async_context(_envoy(directory, config))
             self._processes = [psutil.Process(envoy), psutil.Process(scheduler)]
             direct = await self._measure(ports["direct"])
@@ -212,10 +212,11 @@ async def _envoy(directory: Path, config: Json) -> AsyncIterator[tuple[int, dict
     )
     async with _ended(process):
         await _appears(admin_path, process)
-        yield process.pid, await _listeners(admin_path.read_text().strip())
+        yield process.pid, await listener_ports(admin_path.read_text().strip())
 
 
-async def _listeners(admin: str) -> dict[str, int]:
+async def listener_ports(admin: str) -> dict[str, int]:
+    """The ports of a running Envoy's listeners by name, once it is ready; `admin` is where it is asked."""
     import aiohttp
 
     async with asyncio.timeout(_PATIENCE_S), aiohttp.ClientSession() as http:
@@ -244,7 +245,8 @@ def _text(path: Path) -> str:
 # Envoy's configuration
 
 
-def _config(addresses: list[str], port: int) -> Json:
+def envoy_config(addresses: list[str], port: int) -> Json:
+    """A listener for each way to the engines at `addresses`, with the scheduler at `port` as their picker."""
     listeners = [
         _listener("direct", []),
         _listener("ext_proc", [_ext_proc("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED")]),

@@ -1,7 +1,7 @@
 """What an engine reader tells the agent, in its own words. A metric that is absent is unknown, never zero."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import aiohttp
@@ -50,6 +50,32 @@ class EngineState:
 
     facts: EngineFacts
     reading: EngineReading
+
+
+@dataclass(slots=True)
+class Patience:
+    """A busy engine may be late once: it stays as ready as it was until a second look in a row gets no answer in time.
+
+    A real vLLM that prefills on cores it shares misses a look now and then. Whoever refuses a connection is not late.
+    """
+
+    _ready: bool = False
+
+    def answered(self, reading: EngineReading) -> EngineReading:
+        """There was an answer."""
+        self._ready = reading.ready
+        return reading
+
+    def late(self) -> EngineReading:
+        """There was none in time."""
+        reading = replace(EngineReading.failed(), ready=self._ready)
+        self._ready = False
+        return reading
+
+    def gone(self) -> EngineReading:
+        """Nobody is there."""
+        self._ready = False
+        return EngineReading.failed()
 
 
 class EngineReader(Protocol):

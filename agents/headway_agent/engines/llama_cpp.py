@@ -49,11 +49,15 @@ def _use(slots: list[dict[str, object]]) -> Measurement:
     return min(1.0, sum(known) / room) if len(known) == len(used) else _UNKNOWN
 
 
+_COMPUTED = Metric.of("llamacpp:prompt_tokens_total")
+
 LLAMA_CPP = Dialect(
     running=Metric.of("llamacpp:requests_processing"),
     waiting=Metric.of("llamacpp:requests_deferred"),
     kv_use=Metric.of("llamacpp:kv_cache_usage_ratio"),
-    counters=(Metric.of("llamacpp:prompt_tokens_total"), Metric.of("llamacpp:tokens_predicted_total")),
+    prefix_hits=Metric.of("llamacpp:prompt_tokens_cached_total"),
+    prefix_misses=_COMPUTED,
+    counters=(_COMPUTED, Metric.of("llamacpp:tokens_predicted_total")),
     about=_about,
     supplement=_slots,
     metrics_required=False,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from headway_agent.config import EngineSettings
 from headway_agent.devices.base import MissingReason
-from headway_agent.engines.base import EngineContext, EngineFacts, EngineReading, EngineState
+from headway_agent.engines.base import EngineContext, EngineFacts, EngineReading, EngineState, Patience
 from headway_agent.engines.http import ERRORS, EngineHttp
 
 _FACTS_S = 10.0
@@ -21,6 +21,7 @@ class OpenAiReader:
     _http: EngineHttp = field(init=False)
     _facts: EngineFacts = field(init=False)
     _facts_at: float = -math.inf
+    _patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         """Know at first what the configuration says."""
@@ -36,10 +37,12 @@ class OpenAiReader:
         try:
             async with asyncio.timeout(timeout_s):
                 reading = await self._read()
-                return EngineState(self._facts, reading)
+                return EngineState(self._facts, self._patience.answered(reading))
+        except TimeoutError:
+            return EngineState(self._facts, self._patience.late())
         except ERRORS:
             self._facts_at = -math.inf
-            return EngineState(self._facts, EngineReading.failed())
+            return EngineState(self._facts, self._patience.gone())
 
     async def _read(self) -> EngineReading:
         health = await self._http.status("/health")

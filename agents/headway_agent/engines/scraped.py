@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from headway_agent.config import EngineSettings
 from headway_agent.devices.base import Measurement, MissingReason
-from headway_agent.engines.base import EngineContext, EngineFactory, EngineFacts, EngineReading, EngineState
+from headway_agent.engines.base import EngineContext, EngineFactory, EngineFacts, EngineReading, EngineState, Patience
 from headway_agent.engines.http import ERRORS, EngineHttp, Model
 from headway_agent.engines.metrics import MetricsParser, Series, numbers
 
@@ -113,6 +113,8 @@ class Dialect:
     """0 to 1."""
     prefix_queries: Metric = _NONE
     prefix_hits: Metric = _NONE
+    prefix_misses: Metric = _NONE
+    """Tokens that were computed, where the engine counts these and hits, not queries."""
     counters: tuple[Metric, ...] = ()
     """Numbers that only grow while the engine lives."""
     more: tuple[Metric, ...] = ()
@@ -138,8 +140,9 @@ class Dialect:
     @property
     def parser(self) -> MetricsParser:
         """A parser of all of them."""
-        load = (self.running, self.waiting, self.kv_use, self.prefix_queries, self.prefix_hits)
-        metrics = (*load, *self.counters, *self.more)
+        load = (self.running, self.waiting, self.kv_use)
+        prefixes = (self.prefix_queries, self.prefix_hits, self.prefix_misses)
+        metrics = (*load, *prefixes, *self.counters, *self.more)
         return MetricsParser({_STARTED, *(name for metric in metrics for name in metric.names)})
 
     def reader(self) -> EngineFactory:
@@ -168,6 +171,7 @@ class ScrapedReader:
     _tells_sleep: bool = True
     _asleep: bool = False
     _sleeps: int = 0
+    _patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
         """Know at first what the configuration says."""
@@ -184,9 +188,11 @@ class ScrapedReader:
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._read()
+        except TimeoutError:
+            return EngineState(self._facts, self._patience.late())
         except ERRORS:
             self._about_at = -math.inf  # it may come back as something else
-            return EngineState(self._facts, EngineReading.failed())
+            return EngineState(self._facts, self._patience.gone())
 
     async def _read(self) -> EngineState:
         text, health = await asyncio.gather(self._scrape(), self._http.status(self.dialect.health_path))
@@ -197,7 +203,8 @@ class ScrapedReader:
             await self._refresh(boot_id)
         self._facts = self._described(metrics, boot_id)
         healthy = health < 400 or health == 404  # a server without such a page that serves its metrics
-        return EngineState(self._facts, await self._reading(metrics, healthy and awake and bool(self._facts.models)))
+        reading = await self._reading(metrics, healthy and awake and bool(self._facts.models))
+        return EngineState(self._facts, self._patience.answered(reading))
 
     async def _scrape(self) -> str:
         """The text of the first page of metrics that answers; which one that is stays known until it fails."""
@@ -230,7 +237,10 @@ class ScrapedReader:
             running=metrics.total(dialect.running),
             waiting=metrics.total(dialect.waiting),
             kv_use=metrics.mean_share(dialect.kv_use),
-            prefix_queries=metrics.total(dialect.prefix_queries),
+            prefix_queries=_either(
+                metrics.total(dialect.prefix_queries),
+                _both(metrics.total(dialect.prefix_hits), metrics.total(dialect.prefix_misses)),
+            ),
             prefix_hits=metrics.total(dialect.prefix_hits),
         )
         return reading if dialect.supplement is None else await dialect.supplement(self._http, reading)
@@ -297,6 +307,13 @@ def product(one: Measurement, other: Measurement) -> Measurement:
     if isinstance(one, MissingReason) or isinstance(other, MissingReason):
         return _UNKNOWN
     return one * other
+
+
+def _both(one: Measurement, other: Measurement) -> Measurement:
+    """The sum of two numbers; unknown where either is."""
+    if isinstance(one, MissingReason) or isinstance(other, MissingReason):
+        return _UNKNOWN
+    return one + other
 
 
 def total(values: Iterable[Measurement]) -> Measurement:

@@ -27,12 +27,14 @@ class LocalStackError(CliError):
 
 @dataclass(slots=True)
 class Process:
-    """One child. Its output goes to `log`. The kernel ends it should this process die."""
+    """One child. Its output goes to `log`. Should this process die, the kernel sends it `death_signal`."""
 
     name: str
     command: Sequence[str]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
+    death_signal: signal.Signals = signal.SIGKILL
+    """A program with children of its own needs one that it hears, to end them too."""
     _child: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
@@ -43,7 +45,7 @@ class Process:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("HEADWAY_")}
         with self.log.open("ab") as output:
             self._child = subprocess.Popen(  # noqa: S603  # our own programs
-                dying_with_parent(self.command, signal.SIGKILL),
+                dying_with_parent(self.command, self.death_signal),
                 env={**inherited, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -91,7 +91,7 @@ class LocalStack:
             self.run_dir.mkdir(parents=True)
             self.database_url = self._start_postgres(closers)
             closers.callback(self.stop)
-            self._start_engines()
+            self.start_engines()
             self.scheduler = self.start_scheduler()
             for node in range(len(self.options.nodes)):
                 self.agents.append(self._start_agent(node))
@@ -178,7 +178,8 @@ class LocalStack:
         closers.callback(self.postgres.stop)
         return self.postgres.start()
 
-    def _start_engines(self) -> None:
+    def start_engines(self) -> None:
+        """Start the engines, each on a free port: `engines` and `engine_addresses` are theirs."""
         options = self.options
         files = []
         for number in range(sum(node.engines for node in options.nodes)):
@@ -186,7 +187,7 @@ class LocalStack:
             files.append(port_file)
             limit = [] if options.waiting_limit is None else ["--waiting-limit", str(options.waiting_limit)]
             self.engines.append(
-                self._process(
+                self.start_process(
                     f"engine-{number}",
                     [
                         sys.executable,
@@ -212,7 +213,7 @@ class LocalStack:
         """Start the scheduler, on the port it had if it ran before."""
         port_file = self.run_dir / "scheduler.json"
         port_file.unlink(missing_ok=True)
-        process = self._process(
+        process = self.start_process(
             "scheduler",
             [str(_BIN / "headway-scheduler")],
             {
@@ -231,13 +232,11 @@ class LocalStack:
         self.scheduler_port, self.http_port = ports["grpc"], ports["http"]
         return process
 
-    def _start_agent(self, number: int) -> Process:
+    def agent_config(self, number: int) -> dict[str, Any]:
+        """What the agent of a node is told of its devices and engines."""
         node = self.options.nodes[number]
         first = sum(other.engines for other in self.options.nodes[:number])
-        config = {
-            "node": node.name,
-            "labels": {"tier": node.tier},
-            "schedulers": [self.scheduler_address],
+        return {
             "devices": [{"kind": "simulated", "count": node.engines, "product": self.options.product}],
             "engines": [
                 {
@@ -248,6 +247,15 @@ class LocalStack:
                 }
                 for index in range(node.engines)
             ],
+        }
+
+    def _start_agent(self, number: int) -> Process:
+        node = self.options.nodes[number]
+        config = {
+            "node": node.name,
+            "labels": {"tier": node.tier},
+            "schedulers": [self.scheduler_address],
+            **self.agent_config(number),
         }
         return self._configured("headway-agent", node.name, config)
 
@@ -310,9 +318,10 @@ class LocalStack:
     def _configured(self, program: str, name: str, config: dict[str, Any]) -> Process:
         path = self.run_dir / f"{name}.json"
         path.write_text(json.dumps(config, indent=2))
-        return self._process(name, [str(_BIN / program), "--config", str(path)], {})
+        return self.start_process(name, [str(_BIN / program), "--config", str(path)], {})
 
-    def _process(self, name: str, command: list[str], environment: dict[str, str]) -> Process:
+    def start_process(self, name: str, command: list[str], environment: dict[str, str]) -> Process:
+        """Start a process, its log `name`.log in `run_dir`. What `processes` does not list, its starter stops."""
         if not Path(command[0]).exists():
             raise LocalStackError(f"{command[0]} is not installed; install headway with the extra [local]")
         process = Process(name, command, self.run_dir / f"{name}.log", environment)

@@ -1,5 +1,6 @@
 """Engine readers against a fake engine over real HTTP."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -110,15 +111,36 @@ async def test_a_single_rank_counts_whatever_it_calls_itself(engine, reader):
     assert (await reader(dp_rank=3).read(5.0)).reading.running == 12.0
 
 
-async def test_no_answer_is_stale_and_not_ready_and_what_was_known_stays_known(engine, reader, session):
+@pytest.mark.parametrize(("kind", "page"), [("vllm", "/metrics"), ("openai", "/health")])
+async def test_late_once_is_stale_and_as_ready_as_before_late_twice_is_not_ready(engine, reader, kind, page):
     engine.pages["/metrics"] = golden("v1.txt")
-    one = reader()
+    one = reader(kind)
     before = await one.read(5.0)
-    engine.hang.add("/metrics")
-    after = await one.read(0.1)
-    assert after.reading == EngineReading.failed()
-    assert after.reading.running is MissingReason.STALE
-    assert after.facts == before.facts
+    engine.hang.add(page)
+    late = await one.read(0.1)
+    assert late.reading == replace(EngineReading.failed(), ready=True)
+    assert late.reading.running is MissingReason.STALE
+    later = await one.read(0.1)
+    assert later.reading == EngineReading.failed()
+    assert before.facts == late.facts == later.facts, "what was known stays known"
+    engine.hang.clear()
+    assert (await one.read(5.0)).reading.ready
+    engine.hang.add(page)
+    assert (await one.read(0.1)).reading.ready, "it may be late again"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+async def test_late_from_the_start_was_never_ready(engine, reader, kind):
+    engine.hang |= {"/metrics", "/health"}
+    assert (await reader(kind).read(0.1)).reading == EngineReading.failed()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+async def test_a_broken_answer_is_not_late(engine, reader, kind):
+    one = reader(kind)
+    assert (await one.read(5.0)).reading.ready
+    engine.pages |= {"/metrics": 500, "/health": 500}
+    assert not (await one.read(5.0)).reading.ready
 
 
 @pytest.mark.parametrize("broken", [{"/metrics": 500}, {"/health": 503}, {"/v1/models": 500}, {"/v1/models": "no"}])

@@ -1,0 +1,1 @@
+"""Real engines on this machine, with Headway before them: `headway bench vllm`."""
