@@ -17,8 +17,10 @@ from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
 from headway_scheduler.domain.report import Usage as RequestUsage
 from headway_scheduler.domain.usage import Usage
-from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, StoreDown
-from headway_scheduler.store.base import Store, Write
+from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, Standby, StoreDown
+from headway_scheduler.fleet.ledger import EndCause
+from headway_scheduler.leadership import Leadership
+from headway_scheduler.store.base import LeaderLock, Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.tokenizing import Tokenizers
 
@@ -30,6 +32,7 @@ _PERSIST_S: Final = 5.0
 _RESTART_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _SALT_KEY: Final = "cache_salt_secret"
+_QUOTAS_KEY: Final = "quotas"
 
 
 @dataclass(slots=True)
@@ -42,15 +45,24 @@ class DiscoveryCounts:
 
 
 class Scheduler:
-    """All of one scheduler but its wire: state, decisions, and the tasks that keep both current."""
+    """All of one scheduler but its wire: state, decisions, and the tasks that keep both current.
+
+    With a `lock` it shares the database with others, of which one leads at a time; without one it is alone.
+    """
 
     def __init__(
-        self, config: Config, store: Store, clock: Callable[[], float] = time.monotonic, epoch: str | None = None
+        self,
+        config: Config,
+        store: Store,
+        clock: Callable[[], float] = time.monotonic,
+        epoch: str | None = None,
+        lock: LeaderLock | None = None,
     ) -> None:
         self.config, self.store, self.clock = config, store, clock
         self.epoch = epoch or secrets.token_hex(4)
         self.started_at = time.time()
         self.draining = False
+        self.leadership = Leadership(lock, config.lease_s, prepare=self._take_over, retire=self._stand_down)
         self.refusals: dict[str, int] = {}
         self.addresses = EngineAddresses()
         self.discovery = DiscoveryCounts()
@@ -84,6 +96,7 @@ class Scheduler:
         self.dispatcher.prefixes.tokenize = self.tokenizers.ids
         self._usage: dict[tuple[str, str, datetime], Usage] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._leading: asyncio.Task[None] | None = None
         self._saving: set[asyncio.Task[None]] = set()
         self._pass_due = False
         self._refreshing = asyncio.Lock()
@@ -97,6 +110,7 @@ class Scheduler:
         self.dispatcher.wake = self._wake
         self.core.on_discovered = self._save_discovered_soon
         self.dispatcher.settled_at = self.clock() + self.config.settle_s
+        self._leading = asyncio.create_task(_forever(self.leadership.run))
         for task in (self._follow_changes, self._tick, self._persist):
             self._tasks.append(asyncio.create_task(_forever(task)))
         log.info("scheduler_started", name=self.config.name, epoch=self.epoch, version=self.desired.version)
@@ -106,6 +120,12 @@ class Scheduler:
         self.draining = True
         self.dispatcher.refuse_holds(self.shutting_down())
 
+    async def hand_over(self) -> None:
+        """Save what was learned, and let another scheduler lead at once. Only what is in flight is still followed."""
+        with contextlib.suppress(StoreDown, Standby):
+            await self._save()
+        await self._resign()
+
     async def stop(self) -> None:
         """Stop the tasks and save what was learned."""
         for task in self._tasks:
@@ -114,13 +134,63 @@ class Scheduler:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await asyncio.gather(*self._saving, return_exceptions=True)  # the store is closed after this
-        with contextlib.suppress(StoreDown):
+        with contextlib.suppress(StoreDown, Standby):
             await self._save()
+        await self._resign()
         log.info("scheduler_stopped", reservations=len(self.ledger.reservations))
 
     def shutting_down(self) -> HeadwayError:
         """The refusal of a scheduler that goes away."""
         return ShuttingDown(f"scheduler {self.config.name!r} is shutting down; ask another")
+
+    # Who answers
+
+    @property
+    def serves(self) -> bool:
+        """Does it lead, or still follow what it led? Ask anew after every wait."""
+        return self.leadership.leads() or self.draining
+
+    async def opened(self) -> None:
+        """Wait while it takes over. Raises Standby where another leads."""
+        if not self.serves:
+            await self.leadership.decided()
+            self.check_serves()
+
+    def check_serves(self) -> None:
+        """Raises Standby where another leads, or may."""
+        if not self.serves:
+            raise self._standby()
+
+    def check_takes(self) -> None:
+        """May it answer a Route? Raises ShuttingDown, Standby."""
+        if self.draining:
+            raise self.shutting_down()
+        if not self.leadership.leads():
+            raise self._standby()
+
+    def _standby(self) -> HeadwayError:
+        return Standby(f"scheduler {self.config.name!r} does not lead; ask another")
+
+    async def _take_over(self, epoch: int) -> None:
+        """What the leader before learned and counted, as it saved it last."""
+        await self.refresh()
+        await self._restore(await self.store.load_learned())
+        log.info("learned_state_taken_over", epoch=epoch)
+
+    def _stand_down(self) -> None:
+        """Another leads: whatever was held or reserved here is its own now, its clients see to it."""
+        self.dispatcher.refuse_holds(self._standby())
+        now, left = self.clock(), list(self.ledger.reservations.values())
+        for reservation in left:
+            self.ledger.end(reservation, EndCause.ORPHANED, now)
+        log.warning("stood_down", reservations=len(left))
+
+    async def _resign(self) -> None:
+        if self._leading is not None:
+            self._leading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._leading
+        await self.leadership.resign()
 
     def count_refusal(self, error: HeadwayError) -> None:
         """Remember that a Route was refused, for Fleet and the metrics."""
@@ -163,27 +233,34 @@ class Scheduler:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.core.tick(self.clock())
+            if self.serves or not len(self.dispatcher.holds):
+                self.core.tick(self.clock())
 
     async def _persist(self) -> None:
         while True:
             await asyncio.sleep(_PERSIST_S)
             try:
                 await self._save()
-            except StoreDown as error:
-                log.warning("learned_state_not_saved", problem=error.message)
+            except (StoreDown, Standby) as error:
+                log.warning("learned_state_not_saved", reason=error.reason, problem=error.message)
 
     async def _save(self) -> None:
         rows, self._usage = list(self._usage.values()), {}
         try:
-            await self.store.save_learned({"cost_model": self.costs.dump(), "history": self.history.dump()})
             if rows:
                 await self.store.record_usage(rows)
+                rows = []
+            if self.leadership.leads():
+                await self.store.save_learned(self._learned(), epoch=self.leadership.epoch)
         except BaseException:  # also when cancelled: rather a row twice than none
             for row in rows:
                 self._add_usage(row)
             raise
         await self._save_discovered()
+
+    def _learned(self) -> dict[str, bytes]:
+        quotas = self.dispatcher.quotas.dump(self.clock(), time.time())
+        return {"cost_model": self.costs.dump(), "history": self.history.dump(), _QUOTAS_KEY: quotas}
 
     async def _save_discovered(self) -> None:
         """Add the models that agents report to the catalogue; what fails now is tried again with the next save."""
@@ -196,11 +273,13 @@ class Scheduler:
                 await self.refresh()
 
     async def _restore(self, learned: Mapping[str, bytes]) -> None:
-        if _SALT_KEY not in learned:
-            secret = secrets.token_bytes(32)
-            await self.store.save_learned({_SALT_KEY: secret})
-            learned = {**learned, _SALT_KEY: secret}
-        self.salts.set_secret(learned[_SALT_KEY])
+        secret = learned.get(_SALT_KEY) or await self.store.keep_learned(_SALT_KEY, secrets.token_bytes(32))
+        self.salts.set_secret(secret)
+        if _QUOTAS_KEY in learned:
+            try:
+                self.dispatcher.quotas.restore(learned[_QUOTAS_KEY], self.clock(), time.time())
+            except ValueError as error:
+                log.warning("learned_state_ignored", key=_QUOTAS_KEY, problem=str(error))
         for key, part in (("cost_model", self.costs), ("history", self.history)):
             if key in learned:
                 try:
@@ -216,7 +295,8 @@ class Scheduler:
 
     def _pass(self) -> None:
         self._pass_due = False
-        self.dispatcher.run_pass(self.clock())
+        if self.serves:
+            self.dispatcher.run_pass(self.clock())
 
     def _save_discovered_soon(self) -> None:
         """At once: a scheduler that restarts before its agents are back must know what it serves."""

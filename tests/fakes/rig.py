@@ -50,7 +50,7 @@ class MemoryStore:
     async def load(self):
         return self.desired
 
-    async def save_learned(self, states):
+    async def save_learned(self, states, *, epoch=None):
         self.learned.update(states)
 
     async def record_usage(self, rows):
