@@ -13,8 +13,9 @@ from typing import Any, Final, TypeVar
 
 import psycopg
 import structlog
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from sqlalchemy import make_url
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from headway_scheduler.errors import StoreDown
 from headway_scheduler.store.base import PostgresAbsent, Term
@@ -44,7 +45,9 @@ class PostgresLeaderLock:
     """A LeaderLock for `holder`. It connects when used, and again after any failure."""
 
     def __init__(self, url: str, holder: str, lease_s: float) -> None:
-        self._url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+        # As the store's driver reads it, several hosts too.
+        _, options = PGDialect_psycopg().create_connect_args(make_url(url))
+        self._conninfo = make_conninfo(**options)
         self._holder, self._lease_s = holder, lease_s
         self._session: Session | None = None
         self._pid = 0
@@ -108,7 +111,7 @@ class PostgresLeaderLock:
         if self._session is None or self._session.closed:
             milliseconds = max(1, int(self._lease_s * 1000))
             self._session = await psycopg.AsyncConnection.connect(
-                self._url,
+                self._conninfo,
                 autocommit=True,
                 connect_timeout=max(1, int(self._lease_s)),
                 application_name="headway-leader",
@@ -153,7 +156,7 @@ class PostgresLeaderLock:
 
     async def _is_absent(self, error: Exception) -> bool:
         """Does Postgres run at none of the addresses it could be at?"""
-        places = _places(self._url)
+        places = _places(self._conninfo)
         if len(places) == 1 and any(words in str(error) for words in _NOT_UP_YET):
             return True
         try:
@@ -173,9 +176,9 @@ async def _close_after(task: "asyncio.Task[Any]", session: Session | None) -> No
         await session.close()
 
 
-def _places(url: str) -> list[tuple[str, str]]:
-    """Every (host, port) that the URL names; a host may be a folder of sockets. None where libpq would choose."""
-    found = conninfo_to_dict(url)
+def _places(conninfo: str) -> list[tuple[str, str]]:
+    """Every (host, port) that is named; a host may be a folder of sockets. None where libpq would choose."""
+    found = conninfo_to_dict(conninfo)
     hosts = str(found.get("hostaddr") or found.get("host") or "").split(",")
     ports = str(found.get("port") or "5432").split(",")
     if not all(hosts):

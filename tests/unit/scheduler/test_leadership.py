@@ -8,6 +8,7 @@ from fakes.leader_lock import FakeLeaderLock, FakePostgres
 from fakes.virtual_time import run_virtually
 from headway_scheduler.errors import StoreDown
 from headway_scheduler.leadership import Leadership, Standing
+from headway_scheduler.store.base import PostgresAbsent
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -21,9 +22,7 @@ class Candidate:
         self.lock = FakeLeaderLock(postgres, name, lease_s)
         self.prepared, self.retired, self.standings, self.trouble = [], 0, [], []
         clock = asyncio.get_running_loop().time
-        self.leadership = Leadership(
-            self.lock, lease_s, prepare=self._prepare, retire=self._retire, clock=clock
-        )
+        self.leadership = Leadership(self.lock, lease_s, prepare=self._prepare, retire=self._retire, clock=clock)
         self.leadership.on_change.append(lambda: self.standings.append(self.leadership.standing))
         self.task = asyncio.create_task(self.leadership.run())
 
@@ -241,6 +240,21 @@ class TestLosing:
                 assert a.leadership.epoch == before + 1
                 assert a.retired == 0
 
+    @virtually
+    async def test_one_that_was_overtaken_within_its_lease_stands_down(self):
+        postgres = FakePostgres()
+        a = Candidate(postgres)
+        await until(lambda: a.leads)
+        postgres.end(a.lock.session)
+        other = FakeLeaderLock(postgres, "other", LEASE_S)
+        assert (await other.take()).wait_s == LEASE_S
+        await other.close()
+        await until(lambda: a.retired)
+        assert a.leads is False
+        await until(lambda: a.leads)
+        assert a.leadership.epoch > 2
+        await a.end()
+
 
 class TestPostgresAway:
     @virtually
@@ -276,6 +290,25 @@ class TestPostgresAway:
             await until(lambda: b.leads)
             assert not a.leads
             assert a.retired <= 1
+
+    @virtually
+    async def test_a_refusal_heard_too_late_proves_nothing(self):
+        """Between the end of the lease and the refusal another may have begun to lead."""
+        postgres = FakePostgres()
+        a = Candidate(postgres)
+        await until(lambda: a.leads)
+        take = a.lock.take
+
+        async def late():
+            a.lock.take = take
+            await asyncio.sleep(LEASE_S)
+            raise PostgresAbsent("refused")
+
+        a.lock.take = late
+        postgres.end(a.lock.session)
+        await until(lambda: a.retired)
+        assert not a.leads
+        await a.end()
 
 
 TROUBLE = st.lists(
