@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway_bench.envoy import BenchError, EnvoyBench, EnvoySettings
+from headway_bench.takeover import How, TakeoverBench, TakeoverSettings
 
 __all__ = ["bench_app"]
 
@@ -31,7 +32,7 @@ class Output(StrEnum):
 
 @bench_app.callback()
 def _bench() -> None:
-    """Keep `envoy` a command of its own, though it is the only one."""
+    """Each benchmark is a command."""
 
 
 @bench_app.command()
@@ -49,6 +50,24 @@ def envoy(
     except BenchError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
+    if output is Output.JSON:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        Console().print(_table(found))
+
+
+@bench_app.command()
+def takeover(
+    kills: Annotated[int, typer.Option(min=1, help="How often the leader is lost.")] = 20,
+    how: Annotated[How, typer.Option(help="What happens to it.")] = How.KILL,
+    lease_s: Annotated[float, typer.Option(min=0.2, max=60, help="The schedulers' lease.")] = 0.8,
+    callers: Annotated[int, typer.Option(min=1, help="Who route one request after another.")] = 8,
+    held: Annotated[int, typer.Option(min=1, help="Reservations that stay open all the time.")] = 20,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TABLE,
+) -> None:
+    """A leader killed, or stopped, under load: how long until its standby answers, and what is lost: nothing."""
+    settings = TakeoverSettings(kills, how, lease_s, callers, held)
+    found = asyncio.run(TakeoverBench(settings).run())
     if output is Output.JSON:
         typer.echo(json.dumps(found, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""A Postgres as far as leaders' locks go: sessions that end by silence, crashes, and clients that are cut off or stopped."""
+"""A Postgres as far as leaders' locks go: sessions end by silence, crashes, and clients are cut off or stopped."""
 
 import asyncio
 from dataclasses import dataclass, field

@@ -113,11 +113,11 @@ class TestLock:
         server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         one, other = "host=127.0.0.1:1", f"host=127.0.0.1:{port}"
-        for hosts, refused in (((one, other), False), ((one, one), True)):
+        for hosts, proof in (((one, other), False), ((one, one), True)):
             lock = PostgresLeaderLock(f"postgresql://x@/x?{'&'.join(hosts)}", "a", LEASE_S)
             with pytest.raises(StoreDown) as down:
                 await lock.take()
-            assert isinstance(down.value, PostgresAbsent) == refused
+            assert isinstance(down.value, PostgresAbsent) == proof
         server.close()
         await server.wait_closed()
 
