@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -20,7 +21,7 @@ import grpc
 from headway.fleet.v1 import fleet_pb2, fleet_pb2_grpc
 from headway.routing.v1 import routing_pb2, routing_pb2_grpc
 from headway_cli.local.processes import Process
-from headway_client import ClientOptions, HeadwayClient, Reservation, RouteRefused
+from headway_client import HeadwayClient, Reservation, RouteRefused
 from headway_client.errors import refusal_from_rpc
 from headway_scheduler.store.embedded import EmbeddedPostgres
 
@@ -32,6 +33,7 @@ _START_S: Final = 60.0
 _TAKEOVER_S: Final = 30.0
 _END_S: Final = 30.0
 _POLL_S: Final = 0.02
+_CLIENTS: Final = 2
 _ANSWER_S: Final = 0.02
 _REQUEST: Final = routing_pb2.RouteRequest(model="demo", tenant="default", text="Why is the sky blue?", max_tokens=16)
 
@@ -58,27 +60,34 @@ class TakeoverSettings:
 
 @dataclass(slots=True)
 class _Tally:
-    """What the callers saw. `first`: when each scheduler answered first since `begin`, by name."""
+    """What the callers saw. `first`: when each scheduler first answered each client since `begin`."""
 
     routes: int = 0
-    lost: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
     two_leaders: int = 0
-    first: dict[str, float] = field(default_factory=dict)
+    alone: int = 0
+    first: dict[tuple[str, int], float] = field(default_factory=dict)
     old: str = ""
 
     def begin(self, old: str) -> None:
         """`old` is to lose its lead now."""
         self.first, self.old = {}, old
 
-    def answered(self, by: str, asked: float) -> None:
+    def answered(self, by: str, client: int, asked: float) -> None:
+        """`by` answered now what was asked then."""
         now = time.monotonic()
         self.routes += 1
         self.slowest_s = max(self.slowest_s, now - asked)
-        self.first.setdefault(by, now)
+        self.first.setdefault((by, client), now)
         # Asked for and answered by the old one after the new one had answered.
-        if by == self.old and any(asked > at for name, at in self.first.items() if name != by):
+        if by == self.old and any(asked > at for (name, _), at in self.first.items() if name != by):
             self.two_leaders += 1
+
+    def followed(self, to: str, clients: int) -> float | None:
+        """When the last client had an answer of `to`; None: not all have."""
+        times = [at for (name, _), at in self.first.items() if name == to]
+        return max(times) if len(times) == clients else None
 
 
 class TakeoverBench:
@@ -94,7 +103,10 @@ class TakeoverBench:
         self._database_url = ""
 
     async def run(self) -> Json:
-        """Times in milliseconds; `lost`: routes that failed; `two_leaders`: answers of one that led no more."""
+        """Times in milliseconds; `lost`: routes that failed; `routed_alone`: by a client itself.
+
+        `two_leaders`: answers of one that led no more.
+        """
         with tempfile.TemporaryDirectory(prefix="hw-takeover-") as directory, ExitStack() as processes:
             self._directory = Path(directory)
             postgres = EmbeddedPostgres(self._directory)
@@ -115,13 +127,14 @@ class TakeoverBench:
     async def _measure(self, stack: AsyncExitStack) -> Json:
         settings, tally = self._settings, self._tally
         targets = [f"127.0.0.1:{port}" for port in self._ports.values()]
-        options = ClientOptions(fail_open=False, fail_open_after_s=_TAKEOVER_S)
-        clients = [await stack.enter_async_context(HeadwayClient(targets, options=options)) for _ in range(2)]
+        clients = [await stack.enter_async_context(HeadwayClient(targets)) for _ in range(_CLIENTS)]
         for name in self._ports:
             await self._until(partial(self._sees_engine, name), _START_S)
-        held = [await clients[number % 2].route(_REQUEST) for number in range(settings.held)]
+        held = [await clients[number % _CLIENTS].route(_REQUEST) for number in range(settings.held)]
+        for reservation in held:
+            reservation.first_token(ttft_ms=1.0)
         stop = asyncio.Event()
-        callers = [asyncio.create_task(self._call(clients[n % 2], stop)) for n in range(settings.callers)]
+        callers = [asyncio.create_task(self._call(clients, n % _CLIENTS, stop)) for n in range(settings.callers)]
         try:
             took_ms = [await self._lose_leader() for _ in range(settings.kills)]
         finally:
@@ -130,7 +143,7 @@ class TakeoverBench:
         kept = await self._reservations_become(settings.held)
         _finish(held)
         left = await self._reservations_become(0)
-        took_ms.sort()
+        took_ms = sorted(took_ms)
         return {
             "settings": asdict(settings),
             "takeover": {
@@ -138,7 +151,9 @@ class TakeoverBench:
                 "p99_ms": round(took_ms[min(len(took_ms) - 1, len(took_ms) * 99 // 100)]),
                 "max_ms": round(took_ms[-1]),
                 "routes": tally.routes,
-                "lost": tally.lost,
+                "routed_alone": tally.alone,
+                "lost": tally.lost.total(),
+                "lost_by_reason": dict(tally.lost),
                 "slowest_route_ms": round(tally.slowest_s * 1e3),
                 "two_leaders": tally.two_leaders,
                 "held_kept": kept,
@@ -146,23 +161,26 @@ class TakeoverBench:
             },
         }
 
-    async def _call(self, client: HeadwayClient, stop: asyncio.Event) -> None:
+    async def _call(self, clients: list[HeadwayClient], number: int, stop: asyncio.Event) -> None:
         tally = self._tally
         while not stop.is_set():
             asked = time.monotonic()
             try:
-                reservation = await client.route(_REQUEST)
-            except RouteRefused:
-                tally.lost += 1
+                reservation = await clients[number].route(_REQUEST)
+            except RouteRefused as refusal:
+                tally.lost[refusal.reason] += 1
                 await asyncio.sleep(_POLL_S)
                 continue
-            tally.answered(reservation.id.partition(".")[0], asked)
+            if reservation.fail_open:
+                tally.alone += 1
+            else:
+                tally.answered(reservation.id.partition(".")[0], number, asked)
             reservation.first_token(ttft_ms=1.0)
             await asyncio.sleep(_ANSWER_S)
             reservation.finished(routing_pb2.OUTCOME_SUCCESS)
 
     async def _lose_leader(self) -> float:
-        """One round; returns how many milliseconds passed until a Route was answered by the other scheduler."""
+        """One round; returns how many milliseconds passed until the other scheduler had answered every client."""
         old = await self._leader()
         new = next(name for name in self._ports if name != old)
         self._tally.begin(old)
@@ -171,8 +189,8 @@ class TakeoverBench:
             self._schedulers[old].kill()
         else:
             self._schedulers[old].signal(signal.SIGSTOP)
-        await self._until(lambda: new in self._tally.first, _TAKEOVER_S)
-        took_ms = (self._tally.first[new] - began) * 1e3
+        await self._until(lambda: self._tally.followed(new, _CLIENTS), _TAKEOVER_S)
+        took_ms = ((self._tally.followed(new, _CLIENTS) or began) - began) * 1e3
         if self._settings.how is How.KILL:
             await self._start_scheduler(old)
         else:
