@@ -130,6 +130,8 @@ class TakeoverBench:
         clients = [await stack.enter_async_context(HeadwayClient(targets)) for _ in range(_CLIENTS)]
         for name in self._ports:
             await self._until(partial(self._sees_engine, name), _START_S)
+        # They go on alone by the view that they have been sent; a first one is empty.
+        await self._until(lambda: all(client.models("default") for client in clients), _START_S)
         held = [await clients[number % _CLIENTS].route(_REQUEST) for number in range(settings.held)]
         for reservation in held:
             reservation.first_token(ttft_ms=1.0)

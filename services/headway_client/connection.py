@@ -93,19 +93,26 @@ class Connection:
 
     async def run(self) -> None:
         """Serve until the outbox is closed and written, or the task is cancelled."""
-        failures = 0
+        failed: set[str] = set()
         for target in self._in_turn():
             self._target = target
-            self._met_standby = False
             lived = await self._serve(target)
             if self._outbox.is_closed:
                 return
-            failures = 0 if lived else failures + 1
             if lived:
+                failed.clear()
                 self._backoff.reset()
-            if failures >= max(1, len(self._targets) - len(self._silent())):
-                pause_s = self._backoff.next_s()
-                await asyncio.sleep(min(pause_s, _STANDBY_PAUSE_S) if self._met_standby else pause_s)
+            else:
+                failed.add(target)
+            if failed >= self._worth_asking():
+                failed.clear()
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """After a round without success. A standby among those asked may lead in a moment."""
+        pause_s = self._backoff.next_s()
+        await asyncio.sleep(min(pause_s, _STANDBY_PAUSE_S) if self._met_standby else pause_s)
+        self._met_standby = False
 
     def leave(self, *, silent: bool = False) -> None:
         """Give the present stream up; `silent`: because the scheduler does not answer."""
@@ -118,15 +125,16 @@ class Connection:
         asyncio.get_running_loop().call_later(delay_s, _resolve, self._leaving)
 
     def _in_turn(self) -> Iterator[str]:
-        """The targets, over and over, without those that are silent now; all of them if none is left."""
+        """Those worth asking, over and over."""
         for target in itertools.cycle(self._targets):
-            silent = self._silent()
-            if target not in silent or len(silent) == len(self._targets):
+            if target in self._worth_asking():
                 yield target
 
-    def _silent(self) -> set[str]:
-        now = self._clock()
-        return {target for target, until in self._silent_until.items() if now < until}
+    def _worth_asking(self) -> set[str]:
+        """The targets without those that are silent now; all of them if none is left."""
+        now, targets = self._clock(), set(self._targets)
+        silent = {target for target, until in self._silent_until.items() if now < until}
+        return targets - silent or targets
 
     def _note_silent(self) -> None:
         self._silent_until[self._target] = self._clock() + SILENT_FOR_S
@@ -152,7 +160,7 @@ class Connection:
             except grpc.aio.AioRpcError as error:
                 reason = refusal_from_rpc(error).reason
                 log.info("scheduler_unavailable", target=target, code=error.code().name, reason=reason)
-                self._met_standby = reason == "STANDBY"
+                self._met_standby |= reason == "STANDBY"
                 self._listener.unavailable(target, error)
             except TimeoutError:
                 log.info("scheduler_silent", target=target)
