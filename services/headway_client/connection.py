@@ -131,10 +131,10 @@ class Connection:
                 yield target
 
     def _worth_asking(self) -> set[str]:
-        """The targets without those that are silent now; all of them if none is left."""
+        """The targets without those that are silent now; if none is left, the one that has been for longest."""
         now, targets = self._clock(), set(self._targets)
-        silent = {target for target, until in self._silent_until.items() if now < until}
-        return targets - silent or targets
+        silent = {target: until for target, until in self._silent_until.items() if now < until}
+        return targets - silent.keys() or {min(silent, key=silent.__getitem__)}
 
     def _note_silent(self) -> None:
         self._silent_until[self._target] = self._clock() + SILENT_FOR_S
@@ -153,6 +153,7 @@ class Connection:
                 first = await asyncio.wait_for(stream.read(), self._options.connect_timeout_s)
                 if isinstance(first, pb.RouteStreamResponse):
                     welcomed_at = self._clock()
+                    self._silent_until.pop(target, None)
                     self._leaving = asyncio.get_running_loop().create_future()
                     self._listener.welcomed(first, target)
                     await self._exchange(stream, self._leaving)

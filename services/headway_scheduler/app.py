@@ -62,6 +62,7 @@ class Scheduler:
         self.epoch = epoch or secrets.token_hex(4)
         self.started_at = time.time()
         self.draining = False
+        self._follows = False
         self.leadership = Leadership(lock, config.lease_s, prepare=self._take_over, retire=self._stand_down)
         self.refusals: dict[str, int] = {}
         self.addresses = EngineAddresses()
@@ -122,6 +123,7 @@ class Scheduler:
 
     async def hand_over(self) -> None:
         """Save what was learned, and let another scheduler lead at once. Only what is in flight is still followed."""
+        self._follows = self.leadership.leads()
         with contextlib.suppress(StoreDown, Standby):
             await self._save()
         await self._resign()
@@ -148,7 +150,7 @@ class Scheduler:
     @property
     def serves(self) -> bool:
         """Does it lead, or still follow what it led? Ask anew after every wait."""
-        return self.leadership.leads() or self.draining
+        return self.leadership.leads() or self._follows
 
     async def opened(self) -> None:
         """Wait while it takes over. Raises Standby where another leads."""

@@ -46,7 +46,7 @@ class PostgresLeaderLock:
 
     def __init__(self, url: str, holder: str, lease_s: float) -> None:
         # As the store's driver reads it, several hosts too.
-        _, options = PGDialect_psycopg().create_connect_args(make_url(url))
+        _, options = PGDialect_psycopg().create_connect_args(make_url(url))  # type: ignore[no-untyped-call]
         self._conninfo = make_conninfo(**options)
         self._holder, self._lease_s = holder, lease_s
         self._session: Session | None = None

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 
 import grpc
 import pytest
-from fakes.postgres import connect
+from fakes.postgres import FAST, connect
 from fakes.scheduler import refused, serving
 from fakes.waiting import eventually
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -14,7 +16,9 @@ from headway.routing.v1 import routing_pb2 as rpb
 from headway_client import ClientOptions, HeadwayClient
 from headway_scheduler.errors import Standby, StoreDown
 from headway_scheduler.leadership import Standing
+from headway_scheduler.store import migrate
 from headway_scheduler.store.base import PostgresAbsent, Term
+from headway_scheduler.store.embedded import EmbeddedPostgres
 from headway_scheduler.store.leader_lock import LOCK_KEY, PostgresLeaderLock
 from headway_scheduler.store.postgres import PostgresStore
 
@@ -184,6 +188,13 @@ class TestStandby:
             assert (await b.route()).endpoint.name
             assert await a.finish(given) == [rpb.REPORT_STATUS_APPLIED], "what is in flight ends where it began"
 
+    async def test_one_that_drains_without_having_led_still_says_standby(self, database_url):
+        async with pair(database_url) as (_, b):
+            b.scheduler.drain()
+            await b.scheduler.hand_over()
+            assert (await refused(b.router.Report(rpb.ReportRequest()))).reason == "STANDBY"
+            assert (await refused(b.route())).reason in ("STANDBY", "SHUTTING_DOWN")
+
     async def test_a_call_that_comes_while_it_takes_over_waits(self, database_url):
         async with pair(database_url) as (a, b):
             await stop_renewing(a)
@@ -237,6 +248,27 @@ class TestStandby:
             await eventually(lambda: leads(b))
             level = b.scheduler.dispatcher.quotas._requests["default"].level
             assert level == pytest.approx(-1e9, abs=60.0)
+
+
+async def test_postgres_killed_and_started_again_leaves_the_leader_leading(postgres_dir):
+    server = EmbeddedPostgres(postgres_dir, settings=FAST)
+    migrate.upgrade(server.start())
+    try:
+        async with pair(server.url) as (a, b):
+            epoch = a.scheduler.leadership.epoch
+            os.kill(server.pid, signal.SIGKILL)
+            await eventually(lambda: not a.store.available)
+            until = a.scheduler.clock() + 3 * LEASE_S
+            while a.scheduler.clock() < until:
+                assert (await a.route()).reservation_id.startswith("a.")
+                assert not leads(b)
+                await asyncio.sleep(0.02)
+            server.start()
+            await eventually(lambda: a.scheduler.leadership.epoch == epoch + 1)
+            assert (leads(a), leads(b)) == (True, False)
+            await eventually(lambda: a.store.available)
+    finally:
+        server.stop()
 
 
 async def test_clients_follow_and_lose_nothing(database_url):
