@@ -19,7 +19,7 @@ from headway_scheduler.domain.report import Usage as RequestUsage
 from headway_scheduler.domain.usage import Usage
 from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, Standby, StoreDown
 from headway_scheduler.fleet.ledger import EndCause
-from headway_scheduler.leadership import Leadership
+from headway_scheduler.leadership import Leadership, LeadershipThread, Standing, lease_clock
 from headway_scheduler.store.base import LeaderLock, Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.tokenizing import Tokenizers
@@ -31,6 +31,7 @@ log = structlog.get_logger()
 _PERSIST_S: Final = 5.0
 _RESTART_S: Final = 1.0
 _RETRY_S: Final = 0.5
+_HANGS_S: Final = 10.0
 _SALT_KEY: Final = "cache_salt_secret"
 _QUOTAS_KEY: Final = "quotas"
 
@@ -63,7 +64,11 @@ class Scheduler:
         self.started_at = time.time()
         self.draining = False
         self._follows = False
-        self.leadership = Leadership(lock, config.lease_s, prepare=self._take_over, retire=self._stand_down)
+        self.leadership = Leadership(
+            lock, config.lease_s, prepare=self._prepare, retire=self._retire, alive=lambda: not self._hangs()
+        )
+        self.leadership.on_change.append(self._change_standing)
+        self.on_standing: list[Callable[[], None]] = []
         self.refusals: dict[str, int] = {}
         self.addresses = EngineAddresses()
         self.discovery = DiscoveryCounts()
@@ -97,7 +102,10 @@ class Scheduler:
         self.dispatcher.prefixes.tokenize = self.tokenizers.ids
         self._usage: dict[tuple[str, str, datetime], Usage] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._leading: asyncio.Task[None] | None = None
+        self.leader_thread = LeadershipThread(self.leadership)
+        self._decided = asyncio.Event()
+        self._decided.set()
+        self._ticked_at = float("inf")
         self._saving: set[asyncio.Task[None]] = set()
         self._pass_due = False
         self._refreshing = asyncio.Lock()
@@ -111,7 +119,9 @@ class Scheduler:
         self.dispatcher.wake = self._wake
         self.core.on_discovered = self._save_discovered_soon
         self.dispatcher.settled_at = self.clock() + self.config.settle_s
-        self._leading = asyncio.create_task(_forever(self.leadership.run))
+        self._loop, self._ticked_at = asyncio.get_running_loop(), lease_clock()
+        if self.config.standby:
+            self.leader_thread.start()
         for task in (self._follow_changes, self._tick, self._persist):
             self._tasks.append(asyncio.create_task(_forever(task)))
         log.info("scheduler_started", name=self.config.name, epoch=self.epoch, version=self.desired.version)
@@ -155,7 +165,7 @@ class Scheduler:
     async def opened(self) -> None:
         """Wait while it takes over. Raises Standby where another leads."""
         if not self.serves:
-            await self.leadership.decided()
+            await self._decided.wait()
             self.check_serves()
 
     def check_serves(self) -> None:
@@ -173,6 +183,29 @@ class Scheduler:
     def _standby(self) -> HeadwayError:
         return Standby(f"scheduler {self.config.name!r} does not lead; ask another")
 
+    # The leadership's thread calls these; what they start runs here, in the order they were called.
+
+    async def _prepare(self, epoch: int) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._take_over(epoch), self._loop))
+
+    def _retire(self) -> None:
+        self._loop.call_soon_threadsafe(self._stand_down)
+
+    def _change_standing(self) -> None:
+        self._loop.call_soon_threadsafe(self._standing_changed)
+
+    def _hangs(self) -> bool:
+        """Has the event loop done nothing for so long that another scheduler had better lead?"""
+        return lease_clock() - self._ticked_at > _HANGS_S
+
+    def _standing_changed(self) -> None:
+        if self.leadership.standing is Standing.TAKING_OVER:
+            self._decided.clear()
+        else:
+            self._decided.set()
+        for listener in self.on_standing:
+            listener()
+
     async def _take_over(self, epoch: int) -> None:
         """What the leader before learned and counted, as it saved it last."""
         await self.refresh()
@@ -188,11 +221,7 @@ class Scheduler:
         log.warning("stood_down", reservations=len(left))
 
     async def _resign(self) -> None:
-        if self._leading is not None:
-            self._leading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._leading
-        await self.leadership.resign()
+        await self.leader_thread.resign()
 
     def count_refusal(self, error: HeadwayError) -> None:
         """Remember that a Route was refused, for Fleet and the metrics."""
@@ -235,6 +264,7 @@ class Scheduler:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._ticked_at = lease_clock()
             if self.serves or not len(self.dispatcher.holds):
                 self.core.tick(self.clock())
 

@@ -8,6 +8,7 @@ answers once a renewal sent after that came back.
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -19,7 +20,7 @@ import structlog
 from headway_scheduler.errors import HeadwayError, StoreDown
 from headway_scheduler.store.base import LeaderLock, PostgresAbsent, Term
 
-__all__ = ["Leadership", "Standing", "lease_clock"]
+__all__ = ["Leadership", "LeadershipThread", "Standing", "lease_clock"]
 
 _POLLS: Final = 8
 """How often in a lease a standby asks for the lock."""
@@ -30,6 +31,8 @@ lease_clock: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 """Seconds; where the system offers it (Linux), of a clock that goes on while the machine sleeps."""
+
+_RESTART_S: Final = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +50,7 @@ class Leadership:
     """One scheduler's part. Without a lock it is alone, and leads.
 
     `prepare` is awaited once the lock is had, with the new epoch, and `retire` called when leading is over. `on_change`
-    is told of each new standing.
+    is told of each new standing. A leader that is not `alive` gives up.
     """
 
     def __init__(
@@ -58,24 +61,19 @@ class Leadership:
         prepare: Callable[[int], Awaitable[None]],
         retire: Callable[[], None],
         clock: Callable[[], float] = lease_clock,
+        alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self.standing = Standing.LEADER if lock is None else Standing.STANDBY
         self.epoch: int | None = None
         """Of the newest leadership that was this one's; None while alone."""
         self.on_change: list[Callable[[], None]] = []
         self._lock, self._lease_s, self._clock = lock, lease_s, clock
-        self._prepare, self._retire = prepare, retire
+        self._prepare, self._retire, self._alive = prepare, retire, alive
         self._until = float("inf" if lock is None else "-inf")
-        self._decided = asyncio.Event()
-        self._decided.set()
 
     def leads(self) -> bool:
         """May it answer now? Ask anew after every wait."""
         return self._clock() < self._until
-
-    async def decided(self) -> None:
-        """Wait while it takes over."""
-        await self._decided.wait()
 
     async def run(self) -> None:
         """Wait for the lock, lead, lose it, and again, until cancelled. Nothing to do for one that is alone."""
@@ -110,7 +108,7 @@ class Leadership:
         shy_until, reached = float("-inf"), True
         while True:
             try:
-                if not reached or self._clock() < shy_until:
+                if not reached or self._clock() < shy_until or not self._alive():
                     await lock.reach()
                     if not reached:
                         reached, shy_until = True, self._clock() + self._lease_s
@@ -149,8 +147,8 @@ class Leadership:
             await asyncio.gather(preparing, return_exceptions=True)
 
     async def _reign(self, lock: LeaderLock) -> None:
-        """Renew the lease; returns when it has run out."""
-        while True:
+        """Renew the lease; returns when it has run out, or who leads does not live."""
+        while self._alive():
             await asyncio.sleep(self._lease_s / _RENEWALS)
             sent = self._clock()
             try:
@@ -201,10 +199,56 @@ class Leadership:
         if standing is self.standing:
             return
         self.standing = standing
-        if standing is Standing.TAKING_OVER:
-            self._decided.clear()
-        else:
-            self._decided.set()
         log.info("standing_changed", standing=standing.value, epoch=self.epoch)
         for listener in self.on_change:
             listener()
+
+
+class LeadershipThread:
+    """Runs a leadership on a thread and event loop of its own: a scheduler that is busy for a second still leads.
+
+    What the leadership calls runs there; `resign` is awaited elsewhere.
+    """
+
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._loop = asyncio.new_event_loop()
+        self._thread.start()
+
+    async def resign(self) -> None:
+        """Stop, and let another lead."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._cancel)
+            await asyncio.to_thread(self._thread.join)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def _run(self) -> None:
+        assert self._loop is not None  # noqa: S101 - made by start
+        with asyncio.Runner(loop_factory=partial(_same, self._loop)) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._task = asyncio.create_task(self._forever())
+        await asyncio.wait({self._task})
+        await self._leadership.resign()
+
+    async def _forever(self) -> None:
+        while True:
+            try:
+                await self._leadership.run()
+            except Exception:
+                log.exception("leadership_failed")
+                await asyncio.sleep(_RESTART_S)
+
+
+def _same(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+    return loop

@@ -115,7 +115,7 @@ class GrpcServer:
         self._envoy.start()
         await self._server.start()
         await self._say_health()
-        self._scheduler.leadership.on_change.append(self._say_health_soon)
+        self._scheduler.on_standing.append(self._say_health_soon)
 
     async def stop(self, grace_s: float) -> None:
         """Say that it goes away, take reports until nothing is in flight, at most `grace_s` long, and close.
@@ -123,7 +123,7 @@ class GrpcServer:
         Whoever calls it has drained the scheduler: nothing new is taken meanwhile.
         """
         with contextlib.suppress(ValueError):  # it may be stopped twice
-            self._scheduler.leadership.on_change.remove(self._say_health_soon)
+            self._scheduler.on_standing.remove(self._say_health_soon)
         await self._say_health()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle(), grace_s)

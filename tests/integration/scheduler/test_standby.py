@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 
 import grpc
 import pytest
@@ -44,14 +45,22 @@ async def pair(database_url):
         async with member(database_url, "b") as b:
             for served in (a, b):
                 await served.agent()
-            yield a, b
+                served.go_on = threading.Event()
+            try:
+                yield a, b
+            finally:
+                a.go_on.set()
+                b.go_on.set()
 
 
-async def stop_renewing(served):
-    """What SIGSTOP does to it, as far as Postgres can tell."""
-    served.scheduler._leading.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await served.scheduler._leading
+def stop_lease(served):
+    """What SIGSTOP does to its lease, while the rest of it goes on and can be asked. Until `go_on`, or `pair` ends."""
+    served.go_on = threading.Event()
+    served.scheduler.leader_thread._loop.call_soon_threadsafe(served.go_on.wait)
+
+
+async def _is(found, expected):
+    return await found == expected
 
 
 async def health(served, service):
@@ -197,7 +206,7 @@ class TestStandby:
 
     async def test_a_call_that_comes_while_it_takes_over_waits(self, database_url):
         async with pair(database_url) as (a, b):
-            await stop_renewing(a)
+            stop_lease(a)
             await eventually(lambda: b.scheduler.leadership.standing is Standing.TAKING_OVER)
             stream, answer = await asyncio.gather(b.stream(), b.route())
             assert stream.welcomes
@@ -210,18 +219,18 @@ class TestStandby:
             await stream.route(1)
             await stream.answered(1)
             await a.route()
-            await stop_renewing(a)
+            stop_lease(a)
             await eventually(lambda: leads(b))
             assert (await refused(a.route())).reason == "STANDBY"
             with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 await stream.route(2)
             assert (await refused(stream.reader)).reason == "STANDBY"
             assert set(stream.answers) == {1}
-            a.scheduler._leading = asyncio.create_task(a.scheduler.leadership.run())
+            a.go_on.set()
             await eventually(lambda: a.scheduler.leadership.standing is Standing.STANDBY)
-            assert not a.reservations
+            await eventually(lambda: not a.reservations)
             assert {name: column.sum() for name, column in a.scheduler.ledger.recompute().items() if column.sum()} == {}
-            assert (await health(a, ROUTER)) == NOT_SERVING
+            await eventually(lambda: _is(health(a, ROUTER), NOT_SERVING))
 
     async def test_what_it_holds_is_refused_by_one_that_stands_down(self, database_url):
         async with member(database_url, "a") as a:
@@ -279,7 +288,7 @@ async def test_clients_follow_and_lose_nothing(database_url):
         async with HeadwayClient(targets, options=options) as client, asyncio.timeout(30):
             held = [await client.route(REQUEST) for _ in range(5)]
             assert len(a.reservations) == 5
-            await stop_renewing(a)
+            stop_lease(a)
             more = await asyncio.gather(*(client.route(REQUEST) for _ in range(5)))
             assert {reservation.id.partition(".")[0] for reservation in more} <= {"a", "b"}
             await eventually(lambda: len(b.reservations) == 10)
@@ -288,3 +297,4 @@ async def test_clients_follow_and_lose_nothing(database_url):
             for reservation in (*held, *more):
                 reservation.finished(rpb.OUTCOME_SUCCESS)
             await eventually(lambda: not b.reservations)
+            a.go_on.set()

@@ -21,8 +21,11 @@ class Candidate:
     def __init__(self, postgres, name="a", lease_s=LEASE_S):
         self.lock = FakeLeaderLock(postgres, name, lease_s)
         self.prepared, self.retired, self.standings, self.trouble = [], 0, [], []
+        self.lives = True
         clock = asyncio.get_running_loop().time
-        self.leadership = Leadership(self.lock, lease_s, prepare=self._prepare, retire=self._retire, clock=clock)
+        self.leadership = Leadership(
+            self.lock, lease_s, prepare=self._prepare, retire=self._retire, clock=clock, alive=lambda: self.lives
+        )
         self.leadership.on_change.append(lambda: self.standings.append(self.leadership.standing))
         self.task = asyncio.create_task(self.leadership.run())
 
@@ -97,7 +100,6 @@ class TestAlone:
         alone = Leadership(None, LEASE_S, prepare=None, retire=None)
         assert alone.leads()
         assert (alone.standing, alone.epoch) == (Standing.LEADER, None)
-        await alone.decided()
         await alone.resign()
         assert alone.leads()
 
@@ -182,14 +184,6 @@ class TestTakingOver:
         assert a.leadership.standing is Standing.STANDBY
         assert a.lock.session is None
 
-    @virtually
-    async def test_who_asks_meanwhile_hears_when_it_is_decided(self):
-        async with pair() as (_, a, b):
-            await a.die()
-            await until(lambda: b.leadership.standing is Standing.TAKING_OVER)
-            await b.leadership.decided()
-            assert b.leads
-
 
 class TestLosing:
     @virtually
@@ -254,6 +248,14 @@ class TestLosing:
         await until(lambda: a.leads)
         assert a.leadership.epoch > 2
         await a.end()
+
+    @virtually
+    async def test_one_that_does_not_live_gives_up(self):
+        async with pair() as (_, a, b):
+            a.lives = False
+            gave_up = await until(lambda: a.retired)
+            assert not a.leads
+            assert await until(lambda: b.leads) - gave_up < 1.2 * LEASE_S
 
 
 class TestPostgresAway:
