@@ -134,7 +134,7 @@ class Scheduler:
     async def hand_over(self) -> None:
         """Save what was learned, and let another scheduler lead at once. Only what is in flight is still followed."""
         self._follows = self.leadership.leads()
-        with contextlib.suppress(StoreDown, Standby):
+        with contextlib.suppress(StoreDown):
             await self._save()
         await self._resign()
 
@@ -146,7 +146,7 @@ class Scheduler:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await asyncio.gather(*self._saving, return_exceptions=True)  # the store is closed after this
-        with contextlib.suppress(StoreDown, Standby):
+        with contextlib.suppress(StoreDown):
             await self._save()
         await self._resign()
         log.info("scheduler_stopped", reservations=len(self.ledger.reservations))
@@ -273,22 +273,29 @@ class Scheduler:
             await asyncio.sleep(_PERSIST_S)
             try:
                 await self._save()
-            except (StoreDown, Standby) as error:
-                log.warning("learned_state_not_saved", reason=error.reason, problem=error.message)
+            except StoreDown as error:
+                log.warning("learned_state_not_saved", problem=error.message)
 
     async def _save(self) -> None:
         rows, self._usage = list(self._usage.values()), {}
         try:
+            await self._save_learned()
             if rows:
                 await self.store.record_usage(rows)
-                rows = []
-            if self.leadership.leads():
-                await self.store.save_learned(self._learned(), epoch=self.leadership.epoch)
         except BaseException:  # also when cancelled: rather a row twice than none
             for row in rows:
                 self._add_usage(row)
             raise
         await self._save_discovered()
+
+    async def _save_learned(self) -> None:
+        """What the leader learned; once another leads, what it learned counts."""
+        if not self.leadership.leads():
+            return
+        try:
+            await self.store.save_learned(self._learned(), epoch=self.leadership.epoch)
+        except Standby as error:
+            log.warning("learned_state_refused", problem=error.message)
 
     def _learned(self) -> dict[str, bytes]:
         quotas = self.dispatcher.quotas.dump(self.clock(), time.time())

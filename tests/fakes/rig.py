@@ -53,6 +53,9 @@ class MemoryStore:
     async def save_learned(self, states, *, epoch=None):
         self.learned.update(states)
 
+    async def keep_learned(self, key, state):
+        return self.learned.setdefault(key, state)
+
     async def record_usage(self, rows):
         self.usage.extend(rows)
 

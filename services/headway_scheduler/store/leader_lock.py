@@ -98,6 +98,9 @@ class PostgresLeaderLock:
     async def _release(self) -> None:
         assert self._session is not None  # noqa: S101 - its caller looked
         await self._session.execute(_RELEASE, [self._epoch])
+        await self._session.execute(
+            "SELECT pg_advisory_unlock_all()"
+        )  # at once; a closed session takes a moment to end
 
     async def _one(self, statement: str, values: Any = None) -> tuple[Any, ...]:  # what psycopg takes
         session = await self._connected()
