@@ -34,6 +34,8 @@ _TAKEOVER_S: Final = 30.0
 _END_S: Final = 30.0
 _POLL_S: Final = 0.02
 _CLIENTS: Final = 2
+_BETWEEN_S: Final = 1.5
+"""A client takes a stream that lives for less than a second for a failure, and backs off: leaders live longer."""
 _ANSWER_S: Final = 0.02
 _REQUEST: Final = routing_pb2.RouteRequest(model="demo", tenant="default", text="Why is the sky blue?", max_tokens=16)
 
@@ -198,6 +200,7 @@ class TakeoverBench:
         else:
             await self._wake(old)
         await self._until(lambda: self._sees_engine(old), _START_S)
+        await asyncio.sleep(_BETWEEN_S)
         return took_ms
 
     async def _wake(self, old: str) -> None:
