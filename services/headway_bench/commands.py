@@ -14,6 +14,7 @@ from rich.table import Table
 
 from headway_bench.envoy import BenchError, EnvoyBench, EnvoySettings
 from headway_bench.real.run import RealSettings, run_real, shortcomings
+from headway_bench.takeover import How, TakeoverBench, TakeoverSettings
 
 __all__ = ["bench_app"]
 
@@ -101,6 +102,24 @@ def _real_table(found: dict[str, Any]) -> Table:
         events = "yes" if row["index"] == "kv_events" else "no"
         table.add_row(row["plane"], events, row["strategy"], *map(str, figures), str(row.get("gain", "")))
     return table
+
+
+@bench_app.command()
+def takeover(
+    kills: Annotated[int, typer.Option(min=1, help="How often the leader is lost.")] = 20,
+    how: Annotated[How, typer.Option(help="What happens to it.")] = How.KILL,
+    lease_s: Annotated[float, typer.Option(min=0.2, max=60, help="The schedulers' lease.")] = 0.8,
+    callers: Annotated[int, typer.Option(min=1, help="Who route one request after another.")] = 8,
+    held: Annotated[int, typer.Option(min=1, help="Reservations that stay open all the time.")] = 20,
+    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TABLE,
+) -> None:
+    """A leader killed, or stopped, under load: how long until its standby answers, and what is lost: nothing."""
+    settings = TakeoverSettings(kills, how, lease_s, callers, held)
+    found = asyncio.run(TakeoverBench(settings).run())
+    if output is Output.JSON:
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        Console().print(_table(found))
 
 
 def _table(found: dict[str, dict[str, Any]]) -> Table:

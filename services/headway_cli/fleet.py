@@ -136,6 +136,8 @@ def _status(client: Client) -> tuple[Plain, RenderableType]:
         lines.append("Postgres cannot be reached: Route goes on from memory, writes fail")
     if status.guards_frozen:
         lines.append("most agents went stale at once: guards are frozen")
+    if status.standing in ("standby", "taking_over"):
+        lines.append(f"it does not lead: {status.standing.replace('_', ' ')}")
     if status.draining:
         lines.append("the scheduler is draining")
     text = Text("\n".join(lines) + "\n")

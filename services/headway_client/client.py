@@ -349,7 +349,7 @@ class HeadwayClient:
                 log.warning("scheduler_unresponsive", silent_s=round(now - self._owed_since, 3))
                 self._accepting = False
                 self._silent_since = self._owed_since
-                self._connection.leave()
+                self._connection.leave(silent=True)
             return
         sent = [call.started for call in self._calls.values() if call.sent]
         owed_since = max(self._heard_at, min(sent, default=now))

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -12,6 +12,7 @@ from headway.routing.v1 import routing_pb2 as pb
 from headway.routing.v1 import routing_pb2_grpc
 
 from headway_client.backoff import Backoff
+from headway_client.errors import refusal_from_rpc
 from headway_client.options import ClientOptions
 from headway_client.outbox import Outbox
 from headway_client.stats import ClientStats
@@ -22,6 +23,11 @@ log = structlog.get_logger(__name__)
 
 STABLE_AFTER_S = 1.0
 """A stream that lived shorter counts as a failed attempt."""
+
+SILENT_FOR_S = 5.0
+"""So long a target that did not answer is passed over, while another one answers at all."""
+_STANDBY_PAUSE_S = 0.1
+"""A standby that answers may lead in a moment: it is asked again at least this often."""
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -53,7 +59,11 @@ class StreamListener(Protocol):
 
 
 class Connection:
-    """Keeps a stream open: stays with the first target that answers, moves on when that one does not."""
+    """Keeps a stream open: stays with the first target that answers, moves on when that one does not.
+
+    Of schedulers that stand by for each other it finds the one that leads: a standby is asked again and again, and one
+    that hangs is not waited for meanwhile.
+    """
 
     def __init__(
         self,
@@ -77,27 +87,57 @@ class Connection:
         self._clock = clock
         self._backoff = Backoff(rng, options.backoff_initial_s, options.backoff_max_s)
         self._leaving: asyncio.Future[None] | None = None
+        self._target = self._targets[0]
+        self._silent_until: dict[str, float] = {}
+        self._met_standby = False
 
     async def run(self) -> None:
         """Serve until the outbox is closed and written, or the task is cancelled."""
-        failures = 0
-        for position in itertools.count():
-            lived = await self._serve(self._targets[position % len(self._targets)])
+        failed: set[str] = set()
+        for target in self._in_turn():
+            self._target = target
+            lived = await self._serve(target)
             if self._outbox.is_closed:
                 return
-            failures = 0 if lived else failures + 1
             if lived:
+                failed.clear()
                 self._backoff.reset()
-            if failures >= len(self._targets):
-                await asyncio.sleep(self._backoff.next_s())
+            else:
+                failed.add(target)
+            if failed >= self._worth_asking():
+                failed.clear()
+                await self._pause()
 
-    def leave(self) -> None:
-        """Give the present stream up."""
+    async def _pause(self) -> None:
+        """After a round without success. A standby among those asked may lead in a moment."""
+        pause_s = self._backoff.next_s()
+        await asyncio.sleep(min(pause_s, _STANDBY_PAUSE_S) if self._met_standby else pause_s)
+        self._met_standby = False
+
+    def leave(self, *, silent: bool = False) -> None:
+        """Give the present stream up; `silent`: because the scheduler does not answer."""
+        if silent:
+            self._note_silent()
         _resolve(self._leaving)
 
     def leave_after(self, delay_s: float) -> None:
         """Give the present stream up, if it is still the present one by then."""
         asyncio.get_running_loop().call_later(delay_s, _resolve, self._leaving)
+
+    def _in_turn(self) -> Iterator[str]:
+        """Those worth asking, over and over."""
+        for target in itertools.cycle(self._targets):
+            if target in self._worth_asking():
+                yield target
+
+    def _worth_asking(self) -> set[str]:
+        """The targets without those that are silent now; if none is left, the one that has been for longest."""
+        now, targets = self._clock(), set(self._targets)
+        silent = {target: until for target, until in self._silent_until.items() if now < until}
+        return targets - silent.keys() or {min(silent, key=silent.__getitem__)}
+
+    def _note_silent(self) -> None:
+        self._silent_until[self._target] = self._clock() + SILENT_FOR_S
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         if self._credentials is not None:
@@ -113,15 +153,19 @@ class Connection:
                 first = await asyncio.wait_for(stream.read(), self._options.connect_timeout_s)
                 if isinstance(first, pb.RouteStreamResponse):
                     welcomed_at = self._clock()
+                    self._silent_until.pop(target, None)
                     self._leaving = asyncio.get_running_loop().create_future()
                     self._listener.welcomed(first, target)
                     await self._exchange(stream, self._leaving)
                 log.info("scheduler_stream_ended", target=target)
             except grpc.aio.AioRpcError as error:
-                log.info("scheduler_unavailable", target=target, code=error.code().name)
+                reason = refusal_from_rpc(error).reason
+                log.info("scheduler_unavailable", target=target, code=error.code().name, reason=reason)
+                self._met_standby |= reason == "STANDBY"
                 self._listener.unavailable(target, error)
             except TimeoutError:
                 log.info("scheduler_silent", target=target)
+                self._note_silent()
             finally:
                 self._leaving = None
                 stream.cancel()

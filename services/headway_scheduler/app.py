@@ -17,8 +17,10 @@ from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
 from headway_scheduler.domain.report import Usage as RequestUsage
 from headway_scheduler.domain.usage import Usage
-from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, StoreDown
-from headway_scheduler.store.base import Store, Write
+from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, Standby, StoreDown
+from headway_scheduler.fleet.ledger import EndCause
+from headway_scheduler.leadership import Leadership, LeadershipThread, Standing, lease_clock
+from headway_scheduler.store.base import LeaderLock, Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.tokenizing import Tokenizers
 
@@ -29,7 +31,9 @@ log = structlog.get_logger()
 _PERSIST_S: Final = 5.0
 _RESTART_S: Final = 1.0
 _RETRY_S: Final = 0.5
+_HANGS_S: Final = 10.0
 _SALT_KEY: Final = "cache_salt_secret"
+_QUOTAS_KEY: Final = "quotas"
 
 
 @dataclass(slots=True)
@@ -42,15 +46,29 @@ class DiscoveryCounts:
 
 
 class Scheduler:
-    """All of one scheduler but its wire: state, decisions, and the tasks that keep both current."""
+    """All of one scheduler but its wire: state, decisions, and the tasks that keep both current.
+
+    With a `lock` it shares the database with others, of which one leads at a time; without one it is alone.
+    """
 
     def __init__(
-        self, config: Config, store: Store, clock: Callable[[], float] = time.monotonic, epoch: str | None = None
+        self,
+        config: Config,
+        store: Store,
+        clock: Callable[[], float] = time.monotonic,
+        epoch: str | None = None,
+        lock: LeaderLock | None = None,
     ) -> None:
         self.config, self.store, self.clock = config, store, clock
         self.epoch = epoch or secrets.token_hex(4)
         self.started_at = time.time()
         self.draining = False
+        self._follows = False
+        self.leadership = Leadership(
+            lock, config.lease_s, prepare=self._prepare, retire=self._retire, alive=lambda: not self._hangs()
+        )
+        self.leadership.on_change.append(self._change_standing)
+        self.on_standing: list[Callable[[], None]] = []
         self.refusals: dict[str, int] = {}
         self.addresses = EngineAddresses()
         self.discovery = DiscoveryCounts()
@@ -84,6 +102,10 @@ class Scheduler:
         self.dispatcher.prefixes.tokenize = self.tokenizers.ids
         self._usage: dict[tuple[str, str, datetime], Usage] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self.leader_thread = LeadershipThread(self.leadership)
+        self._decided = asyncio.Event()
+        self._decided.set()
+        self._ticked_at = float("inf")
         self._saving: set[asyncio.Task[None]] = set()
         self._pass_due = False
         self._refreshing = asyncio.Lock()
@@ -97,6 +119,9 @@ class Scheduler:
         self.dispatcher.wake = self._wake
         self.core.on_discovered = self._save_discovered_soon
         self.dispatcher.settled_at = self.clock() + self.config.settle_s
+        self._loop, self._ticked_at = asyncio.get_running_loop(), lease_clock()
+        if self.config.standby:
+            self.leader_thread.start()
         for task in (self._follow_changes, self._tick, self._persist):
             self._tasks.append(asyncio.create_task(_forever(task)))
         log.info("scheduler_started", name=self.config.name, epoch=self.epoch, version=self.desired.version)
@@ -105,6 +130,13 @@ class Scheduler:
         """Refuse what is new, and what is held."""
         self.draining = True
         self.dispatcher.refuse_holds(self.shutting_down())
+
+    async def hand_over(self) -> None:
+        """Save what was learned, and let another scheduler lead at once. Only what is in flight is still followed."""
+        self._follows = self.leadership.leads()
+        with contextlib.suppress(StoreDown):
+            await self._save()
+        await self._resign()
 
     async def stop(self) -> None:
         """Stop the tasks and save what was learned."""
@@ -116,11 +148,80 @@ class Scheduler:
         await asyncio.gather(*self._saving, return_exceptions=True)  # the store is closed after this
         with contextlib.suppress(StoreDown):
             await self._save()
+        await self._resign()
         log.info("scheduler_stopped", reservations=len(self.ledger.reservations))
 
     def shutting_down(self) -> HeadwayError:
         """The refusal of a scheduler that goes away."""
         return ShuttingDown(f"scheduler {self.config.name!r} is shutting down; ask another")
+
+    # Who answers
+
+    @property
+    def serves(self) -> bool:
+        """Does it lead, or still follow what it led? Ask anew after every wait."""
+        return self.leadership.leads() or self._follows
+
+    async def opened(self) -> None:
+        """Wait while it takes over. Raises Standby where another leads."""
+        if not self.serves:
+            await self._decided.wait()
+            self.check_serves()
+
+    def check_serves(self) -> None:
+        """Raises Standby where another leads, or may."""
+        if not self.serves:
+            raise self._standby()
+
+    def check_takes(self) -> None:
+        """May it answer a Route? Raises ShuttingDown, Standby."""
+        if self.draining:
+            raise self.shutting_down()
+        if not self.leadership.leads():
+            raise self._standby()
+
+    def _standby(self) -> HeadwayError:
+        return Standby(f"scheduler {self.config.name!r} does not lead; ask another")
+
+    # The leadership's thread calls these; what they start runs here, in the order they were called.
+
+    async def _prepare(self, epoch: int) -> None:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._take_over(epoch), self._loop))
+
+    def _retire(self) -> None:
+        self._loop.call_soon_threadsafe(self._stand_down)
+
+    def _change_standing(self) -> None:
+        self._loop.call_soon_threadsafe(self._standing_changed)
+
+    def _hangs(self) -> bool:
+        """Has the event loop done nothing for so long that another scheduler had better lead?"""
+        return lease_clock() - self._ticked_at > _HANGS_S
+
+    def _standing_changed(self) -> None:
+        if self.leadership.standing is Standing.TAKING_OVER:
+            self._decided.clear()
+        else:
+            self._decided.set()
+        for listener in self.on_standing:
+            listener()
+
+    async def _take_over(self, epoch: int) -> None:
+        """What the leader before learned and counted, as it saved it last."""
+        await self.refresh()
+        await self._restore(await self.store.load_learned())
+        log.info("learned_state_taken_over", epoch=epoch)
+
+    def _stand_down(self) -> None:
+        """Another leads: whatever was held or reserved here is its own now, its clients see to it."""
+        self.dispatcher.refuse_holds(self._standby())
+        now, left = self.clock(), list(self.ledger.reservations.values())
+        for reservation in left:
+            self.ledger.end(reservation, EndCause.ORPHANED, now)
+        log.warning("stood_down", reservations=len(left))
+
+    async def _resign(self) -> None:
+        await self.leader_thread.resign()
 
     def count_refusal(self, error: HeadwayError) -> None:
         """Remember that a Route was refused, for Fleet and the metrics."""
@@ -163,7 +264,9 @@ class Scheduler:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.core.tick(self.clock())
+            self._ticked_at = lease_clock()
+            if self.serves or not len(self.dispatcher.holds):
+                self.core.tick(self.clock())
 
     async def _persist(self) -> None:
         while True:
@@ -176,7 +279,7 @@ class Scheduler:
     async def _save(self) -> None:
         rows, self._usage = list(self._usage.values()), {}
         try:
-            await self.store.save_learned({"cost_model": self.costs.dump(), "history": self.history.dump()})
+            await self._save_learned()
             if rows:
                 await self.store.record_usage(rows)
         except BaseException:  # also when cancelled: rather a row twice than none
@@ -184,6 +287,19 @@ class Scheduler:
                 self._add_usage(row)
             raise
         await self._save_discovered()
+
+    async def _save_learned(self) -> None:
+        """What the leader learned; once another leads, what it learned counts."""
+        if not self.leadership.leads():
+            return
+        try:
+            await self.store.save_learned(self._learned(), epoch=self.leadership.epoch)
+        except Standby as error:
+            log.warning("learned_state_refused", problem=error.message)
+
+    def _learned(self) -> dict[str, bytes]:
+        quotas = self.dispatcher.quotas.dump(self.clock(), time.time())
+        return {"cost_model": self.costs.dump(), "history": self.history.dump(), _QUOTAS_KEY: quotas}
 
     async def _save_discovered(self) -> None:
         """Add the models that agents report to the catalogue; what fails now is tried again with the next save."""
@@ -196,11 +312,13 @@ class Scheduler:
                 await self.refresh()
 
     async def _restore(self, learned: Mapping[str, bytes]) -> None:
-        if _SALT_KEY not in learned:
-            secret = secrets.token_bytes(32)
-            await self.store.save_learned({_SALT_KEY: secret})
-            learned = {**learned, _SALT_KEY: secret}
-        self.salts.set_secret(learned[_SALT_KEY])
+        secret = learned.get(_SALT_KEY) or await self.store.keep_learned(_SALT_KEY, secrets.token_bytes(32))
+        self.salts.set_secret(secret)
+        if _QUOTAS_KEY in learned:
+            try:
+                self.dispatcher.quotas.restore(learned[_QUOTAS_KEY], self.clock(), time.time())
+            except ValueError as error:
+                log.warning("learned_state_ignored", key=_QUOTAS_KEY, problem=str(error))
         for key, part in (("cost_model", self.costs), ("history", self.history)):
             if key in learned:
                 try:
@@ -216,7 +334,8 @@ class Scheduler:
 
     def _pass(self) -> None:
         self._pass_due = False
-        self.dispatcher.run_pass(self.clock())
+        if self.serves:
+            self.dispatcher.run_pass(self.clock())
 
     def _save_discovered_soon(self) -> None:
         """At once: a scheduler that restarts before its agents are back must know what it serves."""

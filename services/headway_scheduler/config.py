@@ -42,6 +42,10 @@ class Config(BaseSettings):
     """Postgres; empty: an embedded one in `data_dir`, allowed on loopback only."""
     data_dir: Path = Field(Path(".headway"), validation_alias="HEADWAY_DATA_DIR")
     """Where the embedded Postgres lives."""
+    standby: bool = False
+    """Several schedulers share the database: one leads, the others stand by."""
+    lease_s: float = Field(0.8, ge=0.2, le=60)
+    """With `standby`: how long a leader that says nothing stays leader."""
     tls_certificate: Path | None = None
     """PEM; with `tls_key`, the server speaks TLS."""
     tls_key: Path | None = None
@@ -123,6 +127,8 @@ class Config(BaseSettings):
             for name, address in addresses.items()
             if not _is_address(address)
         ]
+        if self.standby and not self.database_url:
+            problems.append("standby: HEADWAY_DATABASE_URL is required: an embedded Postgres has one scheduler")
         if self.stale_after_s <= self.telemetry_interval_s:
             problems.append("stale_after_s must be above telemetry_interval_s: agents speak no more often")
         if self.tokenizers_dir is not None and not self.tokenizers_dir.is_dir():

@@ -26,6 +26,7 @@ __all__ = [
     "Saturated",
     "ShuttingDown",
     "StaleEtag",
+    "Standby",
     "StoreDown",
     "TenantInflight",
     "TenantNotAllowed",
@@ -251,6 +252,13 @@ class ShuttingDown(HeadwayError):
 
     status = "UNAVAILABLE"
     reason = "SHUTTING_DOWN"
+
+
+class Standby(HeadwayError):
+    """Another scheduler leads, or this one cannot know that it still does; ask another."""
+
+    status = "UNAVAILABLE"
+    reason = "STANDBY"
 
 
 class StoreDown(HeadwayError):

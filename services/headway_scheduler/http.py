@@ -56,6 +56,7 @@ class _SchedulerCollector(Collector):
             GaugeMetricFamily("headway_kv_blocks", "Distinct blocks that engines say they hold.", len(scheduler.kv)),
             GaugeMetricFamily("headway_kv_feeds", "Endpoints with KV events.", scheduler.kv.feeds.bit_count()),
             GaugeMetricFamily("headway_store_available", "1: Postgres answers.", int(scheduler.store.available)),
+            GaugeMetricFamily("headway_leader", "1: answers Route.", int(scheduler.leadership.leads())),
             GaugeMetricFamily("headway_draining", "1: going away.", int(scheduler.draining)),
         ]
 
@@ -102,6 +103,8 @@ class HttpServer:
     async def _readyz(self, _request: web.Request) -> web.Response:
         if self._scheduler.draining:
             return web.Response(status=503, text="draining\n")
+        if not self._scheduler.leadership.leads():
+            return web.Response(status=503, text=f"{self._scheduler.leadership.standing.value}\n")
         return web.Response(text="ok\n")
 
     async def _scrape(self, _request: web.Request) -> web.Response:

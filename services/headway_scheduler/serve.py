@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import logging
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from headway_scheduler.errors import HeadwayError
 from headway_scheduler.http import HttpServer
 from headway_scheduler.server import GrpcServer
 from headway_scheduler.store.embedded import EmbeddedPostgres
+from headway_scheduler.store.leader_lock import PostgresLeaderLock
 from headway_scheduler.store.migrate import upgrade
 from headway_scheduler.store.postgres import PostgresStore
 
@@ -59,11 +61,12 @@ async def serve(config: Config) -> None:
     async with AsyncExitStack() as closers:
         with _step("database"):
             url = config.database_url or _embedded(config.data_dir, closers)
+            epoch = secrets.token_hex(4)
             await asyncio.to_thread(upgrade, url)
             store = PostgresStore(url)
             closers.push_async_callback(store.close)
             await create_missing(store, [entry.credential() for entry in config.bootstrap.credentials])
-            scheduler = Scheduler(config, store)
+            scheduler = Scheduler(config, store, epoch=epoch, lock=_lock(config, url, epoch))
             await scheduler.start()
         closers.push_async_callback(scheduler.stop)
         http = HttpServer(scheduler)
@@ -80,7 +83,12 @@ async def serve(config: Config) -> None:
         await stop.wait()
         log.info("draining", reservations=len(scheduler.ledger.reservations))
         scheduler.drain()
+        await scheduler.hand_over()
         await grpc_server.stop(config.drain_timeout_s)
+
+
+def _lock(config: Config, url: str, epoch: str) -> PostgresLeaderLock | None:
+    return PostgresLeaderLock(url, f"{config.name}.{epoch}", config.lease_s) if config.standby else None
 
 
 def _calm_collector() -> None:

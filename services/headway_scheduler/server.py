@@ -36,6 +36,9 @@ _SERVICES: Final = (
     EXT_PROC,
 )
 
+_LEADERS: Final = frozenset({_SERVICES[0], EXT_PROC})
+"""Services that only the leader serves."""
+
 _LAST_WORDS_S: Final = 0.5
 """What calls in progress get once nothing is in flight any more: agents' streams never end by themselves."""
 
@@ -82,6 +85,7 @@ class GrpcServer:
         )
         services = cast("grpc.aio.Server", _ByName(self._server))
         self._health = HealthServicer()
+        self._saying: asyncio.Task[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)  # type: ignore[no-untyped-call]
         routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), services)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), services)
@@ -110,14 +114,17 @@ class GrpcServer:
             self.port = self._server.add_insecure_port(config.listen)
         self._envoy.start()
         await self._server.start()
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        await self._say_health()
+        self._scheduler.on_standing.append(self._say_health_soon)
 
     async def stop(self, grace_s: float) -> None:
         """Say that it goes away, take reports until nothing is in flight, at most `grace_s` long, and close.
 
         Whoever calls it has drained the scheduler: nothing new is taken meanwhile.
         """
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        with contextlib.suppress(ValueError):  # it may be stopped twice
+            self._scheduler.on_standing.remove(self._say_health_soon)
+        await self._say_health()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle(), grace_s)
         await self._server.stop(min(_LAST_WORDS_S, grace_s))
@@ -138,6 +145,12 @@ class GrpcServer:
         finally:
             ledger.on_end.remove(look)
 
-    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    async def _say_health(self) -> None:
+        """A standby serves all but what only the leader answers; one that goes away serves nothing."""
+        scheduler, answers = self._scheduler, health_pb2.HealthCheckResponse
         for service in ("", *_SERVICES):
-            await self._health.set(service, status)
+            serving = not scheduler.draining and (service not in _LEADERS or scheduler.leadership.leads())
+            await self._health.set(service, answers.SERVING if serving else answers.NOT_SERVING)
+
+    def _say_health_soon(self) -> None:
+        self._saying = asyncio.create_task(self._say_health())

@@ -1,6 +1,7 @@
 """A HeadwayClient in a process of its own, so that it can live on another host; told what to do by lines of JSON.
 
-As a program: `python -m fakes.remote_client HOST:PORT TOKEN`. As a module: `remote_client(command prefix, …)`.
+As a program: `python -m fakes.remote_client HOST:PORT[,HOST:PORT…] TOKEN`.
+As a module: `remote_client(command prefix, …)`.
 """
 
 import asyncio
@@ -55,6 +56,10 @@ class RemoteClient:
         """How many reservations the scheduler counts."""
         return await self.ask("reservations")
 
+    async def standing(self) -> str:
+        """What the first scheduler is: leader, standby, …"""
+        return await self.ask("standing")
+
 
 @asynccontextmanager
 async def remote_client(prefix: Sequence[str], target: str, token: str) -> AsyncIterator[RemoteClient]:
@@ -76,7 +81,8 @@ async def _serve(target: str, token: str) -> None:
     loop = asyncio.get_running_loop()
     metadata = (("authorization", f"Bearer {token}"),)
     held = {}
-    async with HeadwayClient([target], token=token) as client, grpc.aio.insecure_channel(target) as channel:
+    targets = target.split(",")
+    async with HeadwayClient(targets, token=token) as client, grpc.aio.insecure_channel(targets[0]) as channel:
         fleet = fleet_pb2_grpc.FleetStub(channel)
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             what, argument = json.loads(line)
@@ -106,6 +112,9 @@ async def _serve(target: str, token: str) -> None:
             elif what == "guards":
                 listed = await fleet.ListEndpoints(fleet_pb2.ListEndpointsRequest(), metadata=metadata, timeout=10)
                 answer = {state.address: list(state.hard_guards) for state in listed.endpoints}
+            elif what == "standing":
+                status = await fleet.GetStatus(fleet_pb2.GetStatusRequest(), metadata=metadata, timeout=10)
+                answer = status.standing
             elif what == "reservations":
                 status = await fleet.GetStatus(fleet_pb2.GetStatusRequest(), metadata=metadata, timeout=10)
                 answer = status.reservations

@@ -50,8 +50,11 @@ class MemoryStore:
     async def load(self):
         return self.desired
 
-    async def save_learned(self, states):
+    async def save_learned(self, states, *, epoch=None):
         self.learned.update(states)
+
+    async def keep_learned(self, key, state):
+        return self.learned.setdefault(key, state)
 
     async def record_usage(self, rows):
         self.usage.extend(rows)

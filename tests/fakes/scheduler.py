@@ -17,6 +17,7 @@ from headway.telemetry.v1 import telemetry_pb2_grpc
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
 from headway_scheduler.server import GrpcServer
+from headway_scheduler.store.leader_lock import PostgresLeaderLock
 from headway_scheduler.store.postgres import PostgresStore
 
 BIG = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -81,7 +82,8 @@ async def serving(database_url, **settings):
     }
     config = Config(**(defaults | settings))
     store = PostgresStore(database_url)
-    scheduler = Scheduler(config, store)
+    lock = PostgresLeaderLock(database_url, config.name, config.lease_s) if config.standby else None
+    scheduler = Scheduler(config, store, lock=lock)
     await scheduler.start()
     server = GrpcServer(scheduler, config)
     await server.start()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import msgspec
+
 from headway_scheduler.domain.desired import Tenant
 from headway_scheduler.errors import TenantInflight, TenantRequests, TenantTokens
 
@@ -28,6 +30,13 @@ class _Bucket:
         """How long until `amount` is there; an amount above the whole bucket needs a full one."""
         missing = min(amount, self.per_minute) - self.level
         return max(0.0, missing * 60 / self.per_minute)
+
+
+class _Saved(msgspec.Struct):
+    """What each tenant had left, `at` a time of the wall clock: (requests, tokens), None where it has no quota."""
+
+    at: float
+    levels: dict[str, tuple[float | None, float | None]]
 
 
 class QuotaBook:
@@ -69,6 +78,29 @@ class QuotaBook:
         budget = self._tokens.get(tenant)
         if budget is not None:
             budget.give(estimated - actual)
+
+    def dump(self, now: float, wall: float) -> bytes:
+        """What is left, for another scheduler to go on from."""
+        books = (self._requests, self._tokens)
+        tenants = {tenant for book in books for tenant in book}
+        levels = {tenant: tuple(_level(book.get(tenant), now) for book in books) for tenant in sorted(tenants)}
+        return msgspec.json.encode({"at": wall, "levels": levels})
+
+    def restore(self, state: bytes, now: float, wall: float) -> None:
+        """Go on from what was saved; what has refilled since is added as each is used. Raises ValueError."""
+        saved = msgspec.json.decode(state, type=_Saved)
+        since = now - max(0.0, wall - saved.at)
+        for tenant, levels in saved.levels.items():
+            for book, level in zip((self._requests, self._tokens), levels, strict=True):
+                if level is not None:
+                    book[tenant] = _Bucket(float("inf"), level, since)
+
+
+def _level(bucket: _Bucket | None, now: float) -> float | None:
+    if bucket is None:
+        return None
+    bucket.refill(bucket.per_minute, now)
+    return bucket.level
 
 
 def _bucket(buckets: dict[str, _Bucket], tenant: str, per_minute: float, now: float) -> _Bucket | None:

@@ -51,7 +51,9 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
     ) -> als_pb2.StreamAccessLogsResponse:
         """Take entries until Envoy leaves."""
         principal = current_principal()
+        await self._scheduler.opened()
         async for message in request_iterator:
+            self._scheduler.check_serves()
             for entry in message.http_logs.log_entry:
                 self._end(entry, principal)
         return als_pb2.StreamAccessLogsResponse()

@@ -45,7 +45,8 @@ class DiscoveryService(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type
     async def StreamAggregatedResources(  # noqa: N802
         self, request_iterator: AsyncIterator[discovery_pb2.DiscoveryRequest], context: Context
     ) -> None:
-        """Serve one Envoy until it leaves."""
+        """Serve one Envoy until it leaves, or another scheduler leads."""
+        await self._scheduler.opened()
         session = _Session(self._scheduler, self._feed, context)
         counts = self._scheduler.discovery
         counts.streams += 1
@@ -142,6 +143,7 @@ class _Session:
     async def _write(self, reader: asyncio.Task[None], news: asyncio.Event) -> None:
         while not reader.done():
             news.clear()
+            self._scheduler.check_serves()
             current = self._feed.assignments(self._scope)
             if current is not None:
                 # Clusters first: Envoy asks for what they hold once it knows them.

@@ -209,8 +209,8 @@ class Exchange:
     async def _decide(self, route: routing_pb2.RouteRequest, prompt_tokens: int | None = None) -> Decision:
         """Choose an endpoint and reserve a place there, perhaps after a hold."""
         scheduler = self._scheduler
-        if scheduler.draining:
-            raise scheduler.shutting_down()
+        await scheduler.opened()
+        scheduler.check_takes()
         self._head.apply(route, self._plane)
         if self._subset is not None:
             route.subset.endpoints.extend(scheduler.addresses.named(each) for each in self._subset)
@@ -264,6 +264,7 @@ class Exchange:
     def _anywhere(self, kind: str) -> bytes:
         """A request without a body asks for no model: any endpoint of its tenant's will do. Nothing is reserved."""
         scheduler = self._scheduler
+        scheduler.check_serves()
         route = routing_pb2.RouteRequest()
         self._head.apply(route, self._plane)
         tenant = scheduler.intake.tenant(self._principal, route.tenant)

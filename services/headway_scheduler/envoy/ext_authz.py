@@ -77,6 +77,7 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
         http = attributes.request.http
         head = head_of({**http.headers, ":path": http.path})
         if http.method in _BODILESS:
+            self._scheduler.check_serves()
             tenant = self._scheduler.intake.tenant(principal, plane.tenant)
             return _allowed(any_endpoint(self._scheduler, tenant.id, None), head)
         route = _wanted(head.api, http, head, plane)

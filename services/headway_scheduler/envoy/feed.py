@@ -20,6 +20,7 @@ class ClusterFeed:
     """Follows the fleet while `run` runs.
 
     Until the scheduler has settled after its start, and once it drains, it says nothing: Envoys keep what they know.
+    One that does not lead tells its readers to leave.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -56,14 +57,20 @@ class ClusterFeed:
 
     def _publish(self) -> None:
         scheduler = self._scheduler
-        if scheduler.draining or scheduler.clock() < scheduler.dispatcher.settled_at:
+        if not scheduler.serves:
+            self._version = ()
+            self._tell()
+        if not scheduler.serves or scheduler.draining or scheduler.clock() < scheduler.dispatcher.settled_at:
             return
         version = (scheduler.fleet.version, self._scheduler.addresses.version, self._weights.version)
         if version != self._version:
             self._version = version
             self._built.clear()
-            for news in self._readers:
-                news.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        for news in self._readers:
+            news.set()
 
     async def _follow_fleet(self) -> None:
         weighed = self._scheduler.clock()

@@ -44,8 +44,8 @@ class UnaryCalls:
         """
         scheduler = self._scheduler
         try:
-            if scheduler.draining:
-                raise scheduler.shutting_down()
+            await scheduler.opened()
+            scheduler.check_takes()
             now = scheduler.clock()
             new_id = scheduler.ledger.new_id()
             wanted, tenant = request_from_proto(message, principal, scheduler.intake, new_id, prompt_tokens)

@@ -38,6 +38,7 @@ class JsonApi:
 
     def __init__(self, scheduler: Scheduler) -> None:
         config = scheduler.config
+        self._scheduler = scheduler
         self._calls = UnaryCalls(scheduler)
         self._authenticator = Authenticator(
             lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
@@ -71,6 +72,7 @@ class JsonApi:
         try:
             principal = self._admit(request, "Report")
             message = await self._read(request, pb.ReportRequest())
+            await self._scheduler.opened()
             response = pb.ReportResponse(results=self._calls.report(message.reports, principal))
         except Exception as error:
             return _refusal(error, "Report")

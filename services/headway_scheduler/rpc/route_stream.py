@@ -97,8 +97,7 @@ class RouteStreamSession:
         scheduler = self._scheduler
         number = call.correlation_id
         try:
-            if scheduler.draining:
-                raise scheduler.shutting_down()
+            scheduler.check_takes()
             if number in self._holds:
                 raise InvalidField("correlation_id", f"{number} is open already")
             wanted, tenant = request_from_proto(
@@ -176,6 +175,8 @@ class RouteStreamSession:
         while True:
             await asyncio.sleep(_VIEW_INTERVAL_S)
             self._offer_view()
+            if not self._scheduler.serves:
+                self._wake(0)
             if self._scheduler.draining and not told:
                 told = True
                 self._out.draining = True
@@ -213,6 +214,7 @@ class RouteStreamSession:
                 message, self._out = self._out, pb.RouteStreamResponse()
                 self._pending, self._owed = 0, False
                 self._room.set()
+                self._scheduler.check_serves()  # also of what was decided before it was stopped
                 try:
                     await self._context.write(message)
                 except asyncio.InvalidStateError:

@@ -40,12 +40,14 @@ class RouterService(routing_pb2_grpc.RouterServicer):
 
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
         """Apply a batch of reports."""
+        await self._scheduler.opened()
         return pb.ReportResponse(results=self._calls.report(request.reports, current_principal()))
 
     async def RouteStream(  # type: ignore[override]  # noqa: N802  the stubs know only generators
         self, request_iterator: AsyncIterator[pb.RouteStreamRequest], context: Context
     ) -> None:
-        """Serve routes and reports on one stream until either side ends it."""
+        """Serve routes and reports on one stream until either side ends it, or another scheduler leads."""
+        await self._scheduler.opened()
         session = RouteStreamSession(self._scheduler, current_principal(), self._resumer, context)
         await session.run(request_iterator)
 
@@ -53,6 +55,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         """Count again what the caller still holds."""
         if len(request.reservations) > MAX_BATCH:
             raise InvalidField("reservations", f"{len(request.reservations)} are more than {MAX_BATCH}")
+        await self._scheduler.opened()
         principal = current_principal()
         owner = self._calls.owner(principal)
         results = [self._resumer.resume(each, principal, owner) for each in request.reservations]
@@ -61,6 +64,7 @@ class RouterService(routing_pb2_grpc.RouterServicer):
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """The whole table for a request; nothing is reserved."""
         scheduler, principal = self._scheduler, current_principal()
+        await scheduler.opened()
         now = scheduler.clock()
         wanted, _ = request_from_proto(request.request, principal, scheduler.intake, "explain")
         owner = Owner(principal.id, stream=False)

@@ -13,8 +13,19 @@ from headway_scheduler.domain.desired import AuditEntry, DesiredState, StrategyR
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.resources import Resource
 from headway_scheduler.domain.usage import Usage
+from headway_scheduler.errors import StoreDown
 
-__all__ = ["DesiredStore", "LearnedStore", "Resource", "Store", "UsageStore", "Write"]
+__all__ = [
+    "DesiredStore",
+    "LeaderLock",
+    "LearnedStore",
+    "PostgresAbsent",
+    "Resource",
+    "Store",
+    "Term",
+    "UsageStore",
+    "Write",
+]
 
 R = TypeVar("R", bound=Resource)
 
@@ -92,8 +103,12 @@ class LearnedStore(Protocol):
         """Everything saved, by key."""
         ...
 
-    async def save_learned(self, states: Mapping[str, bytes]) -> None:
-        """Replace the states under these keys."""
+    async def save_learned(self, states: Mapping[str, bytes], *, epoch: int | None = None) -> None:
+        """Replace the states under these keys. Raises Standby if `epoch` is not that of the leadership any more."""
+        ...
+
+    async def keep_learned(self, key: str, state: bytes) -> bytes:
+        """Save the state if there is none under this key; returns the one that is kept."""
         ...
 
 
@@ -106,6 +121,45 @@ class UsageStore(Protocol):
 
     async def usage(self, *, since: datetime, until: datetime, tenant: str = "") -> Sequence[Usage]:
         """Usage in minutes of [since, until), of one tenant or of all, by minute, tenant and model."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The lock, taken: an epoch above all before it, and how long its last holder may believe that it still leads."""
+
+    epoch: int
+    wait_s: float
+
+
+class PostgresAbsent(StoreDown):
+    """Postgres runs nowhere that it could: at this moment nobody can hold a lock."""
+
+
+class LeaderLock(Protocol):
+    """A lock that one scheduler holds. It is lost with its session, and the session with a lease of silence.
+
+    Every method answers or raises StoreDown within a lease; PostgresAbsent where it proved to be down for everybody.
+    """
+
+    async def reach(self) -> None:
+        """Look whether Postgres answers, and take nothing."""
+        ...
+
+    async def take(self) -> Term | None:
+        """The lock; None: another session holds it."""
+        ...
+
+    async def renew(self) -> None:
+        """Say that its holder lives. An answer shows that nobody else had it since `take`."""
+        ...
+
+    async def release(self) -> None:
+        """Give it up, and let the next one take it without a wait."""
+        ...
+
+    async def close(self) -> None:
+        """End the session, and with it the lock."""
         ...
 
 

@@ -84,6 +84,16 @@ class Database:
 
         return await self._within_deadline(attempt)
 
+    async def write_once(self, work: Work[T]) -> T:
+        """Run `work`, one statement, which Postgres commits by itself: a client that stops leaves no lock behind."""
+
+        async def attempt(_given_up: asyncio.Event) -> T:
+            async with self._engine.connect() as connection:
+                await connection.execution_options(isolation_level="AUTOCOMMIT")
+                return await work(connection)
+
+        return await self._within_deadline(attempt)
+
     async def close(self) -> None:
         """Close every connection."""
         abandoned = list(self._abandoned)

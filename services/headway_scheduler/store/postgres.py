@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Row, Table, and_, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, Table, and_, delete, func, insert, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -27,7 +27,7 @@ from headway_scheduler.domain.desired import (
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.resources import key_of, name_of, noun_of, resource_name, unknown
 from headway_scheduler.domain.usage import Usage
-from headway_scheduler.errors import DuplicateName, HeadwayError, InUse, InvalidField, StaleEtag
+from headway_scheduler.errors import DuplicateName, HeadwayError, InUse, InvalidField, StaleEtag, Standby
 from headway_scheduler.store import schema
 from headway_scheduler.store.base import Resource, Write
 from headway_scheduler.store.connection import Availability, Database
@@ -49,6 +49,14 @@ T = TypeVar("T")
 Json = Mapping[str, Any]  # a JSON object
 
 _REMEMBERED_FOR: Final = timedelta(days=1)
+
+# Nobody takes the leadership over before this is done: FOR SHARE waits for who does, and then sees the new epoch.
+_SAVE_LEARNED: Final = text("""
+WITH mine AS (SELECT FROM leadership WHERE CAST(:epoch AS bigint) IS NULL OR epoch = :epoch FOR SHARE)
+INSERT INTO learned_state (key, state, update_time)
+SELECT key, state, now() FROM mine, unnest(CAST(:keys AS text[]), CAST(:states AS bytea[])) AS new (key, state)
+ON CONFLICT (key) DO UPDATE SET state = excluded.state, update_time = excluded.update_time
+""")
 
 
 class PostgresStore:
@@ -183,19 +191,26 @@ class PostgresStore:
         rows = await self._database.read(lambda connection: _all(connection, select(schema.learned_state)))
         return {row.key: bytes(row.state) for row in rows}
 
-    async def save_learned(self, states: Mapping[str, bytes]) -> None:
-        """Replace the states under these keys."""
+    async def save_learned(self, states: Mapping[str, bytes], *, epoch: int | None = None) -> None:
+        """Replace the states under these keys, in one statement with the look at who leads."""
         if not states:
             return
-        table = schema.learned_state
         # In the order of the keys, here and below: two writers of the same rows then cannot deadlock.
-        rows = [{"key": key, "state": states[key], "update_time": func.now()} for key in sorted(states)]
-        statement = upsert(table).values(rows)
-        statement = statement.on_conflict_do_update(
-            index_elements=[table.c.key],
-            set_={"state": statement.excluded.state, "update_time": statement.excluded.update_time},
-        )
+        keys = sorted(states)
+        values = {"keys": keys, "states": [states[key] for key in keys], "epoch": epoch}
+
+        async def work(connection: AsyncConnection) -> int:
+            return (await connection.execute(_SAVE_LEARNED, values)).rowcount
+
+        if await self._database.write_once(work) == 0:
+            raise Standby(f"epoch {epoch} is over, another scheduler took it over")
+
+    async def keep_learned(self, key: str, state: bytes) -> bytes:
+        """Save the state if there is none under this key."""
+        table = schema.learned_state
+        statement = upsert(table).values(key=key, state=state, update_time=func.now()).on_conflict_do_nothing()
         await self._database.write(lambda connection: _execute(connection, statement))
+        return (await self.load_learned())[key]
 
     async def record_usage(self, rows: Sequence[Usage]) -> None:
         """Add these amounts, all or nothing."""

@@ -31,6 +31,7 @@ __all__ = [
     "endpoint_states",
     "gpu_groups",
     "idempotency",
+    "leadership",
     "learned_state",
     "metadata",
     "models",
@@ -259,6 +260,19 @@ idempotency = Table(
     _moment("create_time"),
     PrimaryKeyConstraint("principal", "request_id"),
     Index(None, "create_time"),
+)
+
+# One row: who took the leader's lock last, and whether it gave it up itself. Written at each change, not to keep it.
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("single", Boolean, nullable=False),
+    _whole("epoch"),
+    _text("holder"),
+    _number("lease_s"),
+    _flag("released"),
+    PrimaryKeyConstraint("single"),
+    CheckConstraint("single", name="single"),
 )
 
 learned_state = Table(

@@ -300,7 +300,7 @@ class TestSaving:
         await rig.scheduler.stop()
 
 
-async def failing(*_args):
+async def failing(*_args, **_options):
     raise StoreDown("away")
 
 
@@ -308,7 +308,7 @@ async def none(*_args):
     return None
 
 
-async def forever(*_args):
+async def forever(*_args, **_options):
     await asyncio.Event().wait()
 
 

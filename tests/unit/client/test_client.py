@@ -363,6 +363,25 @@ async def test_a_silent_target_is_passed_over(router: FakeRouter, second: FakeRo
     assert [h.request_id for h in second.history] == ["r"]
 
 
+async def test_of_a_pair_whose_leader_hangs_the_standby_is_asked_until_it_leads(
+    router: FakeRouter, second: FakeRouter
+) -> None:
+    leader, standby = router, second
+    standby.scene.stream_refusal = status_of(grpc.StatusCode.UNAVAILABLE, "STANDBY", "not me")
+    patient = ClientOptions(fail_open_after_s=0.3, connect_timeout_s=60.0, backoff_max_s=60.0)
+    async with make_client(leader, standby, options=patient) as client:
+        await client.route(ask("held"))
+        leader.scene.hung = True
+        assert (await client.route(ask("alone"))).fail_open
+        # Were the leader waited for again, or the back-off not bounded, it would be so for a minute.
+        await eventually(lambda: client.stats.connect_failures >= 12)
+        standby.scene.stream_refusal = None
+        await standby.until(lambda: len(standby.resumes) == 2)
+        assert not (await client.route(ask("after"))).fail_open
+        assert client.stats.unresponsive == 1
+        await leader.wake()
+
+
 async def test_a_scheduler_that_hangs_while_idle_is_noticed(router: FakeRouter) -> None:
     options = ClientOptions(fail_open_after_s=0.2, connect_timeout_s=0.2, idle_ping_s=0.05, backoff_max_s=0.05)
     async with make_client(router, options=options) as client:

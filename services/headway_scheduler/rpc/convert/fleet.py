@@ -122,6 +122,7 @@ def status_to_proto(scheduler: Scheduler, version: str) -> pb.GetStatusResponse:
         epoch=scheduler.epoch,
         version=version,
         draining=scheduler.draining,
+        standing=scheduler.leadership.standing.value,
         store_available=scheduler.store.available,
         nodes=len(fleet.nodes),
         endpoints=len(fleet.endpoints),

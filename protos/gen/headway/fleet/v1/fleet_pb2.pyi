@@ -113,6 +113,7 @@ class GetStatusResponse(_message.Message):
     REFUSALS_FIELD_NUMBER: _builtins.int
     STRATEGIES_FIELD_NUMBER: _builtins.int
     GUARDS_FROZEN_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
     scheduler: _builtins.str
     epoch: _builtins.str
     version: _builtins.str
@@ -127,6 +128,8 @@ class GetStatusResponse(_message.Message):
     routes: _builtins.int
     guards_frozen: _builtins.bool
     """Most agents went stale at once: guards are frozen."""
+    standing: _builtins.str
+    """`leader`, `taking_over`, `standby`: only the leader answers Router. One that shares its database with no other leads."""
     @_builtins.property
     def started(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -151,10 +154,11 @@ class GetStatusResponse(_message.Message):
         refusals: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         strategies: _abc.Iterable[Global___StrategyStatus] | None = ...,
         guards_frozen: _builtins.bool = ...,
+        standing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "guards_frozen", b"guards_frozen", "holds", b"holds", "nodes", b"nodes", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "guards_frozen", b"guards_frozen", "holds", b"holds", "nodes", b"nodes", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
