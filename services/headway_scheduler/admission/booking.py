@@ -1,9 +1,9 @@
 """Places: what a request adds to an endpoint, and the reservations that count it there."""
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from headway_scheduler.admission.choosing import Choice
 from headway_scheduler.admission.holds import Work

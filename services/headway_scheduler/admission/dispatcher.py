@@ -5,10 +5,11 @@ between them. Time is passed in; a simulator drives the same object.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from headway_scheduler.admission.booking import Booker
 from headway_scheduler.admission.choosing import Chooser, names_endpoint

@@ -1,6 +1,6 @@
 """What the scheduler decided, and why."""
 
-from dataclasses import dataclass
+import msgspec
 
 from headway_scheduler.domain.endpoint import EndpointSpec
 from headway_scheduler.domain.request import TaskClass
@@ -8,16 +8,14 @@ from headway_scheduler.domain.request import TaskClass
 __all__ = ["Decision", "Placement", "PrefixHolder", "Why"]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """An endpoint as an answer names it."""
 
     spec: EndpointSpec
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class Why:
+class Why(msgspec.Struct, frozen=True, gc=False):
     """The reasons of a decision. `strategy` is a strategy's id, or a classic's algorithm when it stood in."""
 
     strategy: str
@@ -32,16 +30,14 @@ class Why:
     held_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixHolder:
+class PrefixHolder(msgspec.Struct, frozen=True):
     """An endpoint that holds so many tokens of the prompt, from its beginning."""
 
     placement: Placement
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """An endpoint chosen and a place reserved on it."""
 
     request_id: str

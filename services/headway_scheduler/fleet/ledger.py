@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
 import numpy as np
 
 from headway_scheduler.domain.endpoint import EngineRole
@@ -49,8 +50,7 @@ class EndCause(StrEnum):
     MOVED_OUT = "moved_out"
 
 
-@dataclass(frozen=True, slots=True)
-class Booking:
+class Booking(msgspec.Struct, frozen=True, gc=False):
     """What one leg adds to an endpoint's columns, in the columns' own units."""
 
     weight_micro: int

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +24,7 @@ __all__ = ["NOTHING", "ChainIndex", "Match", "slots_in"]
 FloatArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """How deep each endpoint holds a chain: `(mask of slots, blocks)` pairs, masks disjoint; `tails`: tokens beyond."""
 
     levels: tuple[tuple[int, int], ...]
@@ -62,8 +62,7 @@ def slots_in(mask: int, capacity: int) -> npt.NDArray[np.intp]:
     return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
+class _Tail(msgspec.Struct, frozen=True, gc=False):
     """What an endpoint holds beyond a prompt's last full block."""
 
     rest_bytes: int

@@ -7,6 +7,7 @@ equal prefixes within one isolation domain, and a tenant can never meet another'
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
@@ -33,8 +34,7 @@ BYTES: Final = Scheme("bytes-xxh3-256", 256, 1)
 SCHEMES: Final = {scheme.name: scheme for scheme in (TOKENS, BYTES)}
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True):
     """A prompt's blocks: one hash each, and how many tokens a block stands for.
 
     `rest_bytes` stand after the last full block, each block being `block_bytes`; `rest_hash` tells them from others.

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.learning.priors import FREE_TOKENS
 
@@ -37,8 +39,7 @@ _LEAST_TOKENS: Final = 8
 """Decodes shorter than this say more about the network than about the engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True, gc=False):
     """So much work took `actual_ms`; amounts in the order of COEFFICIENTS, and how uncertain it is."""
 
     amounts: tuple[float, float, float, float, float]

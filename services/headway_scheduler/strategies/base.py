@@ -5,10 +5,10 @@ breaks ties; guards and holds are admission's.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
@@ -35,8 +35,7 @@ class Parameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(msgspec.Struct, frozen=True):
     """One cost a candidate, lower is better; where the strategy predicts them, the TTFT and the own prefill there."""
 
     cost: FloatColumn

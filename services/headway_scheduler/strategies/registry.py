@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import structlog
 from pydantic import ValidationError
@@ -31,8 +32,7 @@ log = structlog.get_logger()
 _LAST_RESORT: Final = StrategyConfig("round_robin", "round_robin", fallback_algorithm="round_robin")
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
+class Priced(msgspec.Struct, frozen=True):
     """What a strategy, or what stood in for it, answered."""
 
     costs: Costs
