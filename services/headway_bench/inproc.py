@@ -12,7 +12,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from headway_scheduler.app import strategy_timer
 from headway_scheduler.core import Core, CoreConfig
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Binding, DesiredState, GpuGroup, StrategyBinding, StrategyConfig, Tenant
@@ -60,7 +59,8 @@ class VirtualFleet:
             CoreConfig(name="bench", epoch="e", seed=seed),
             algorithms={each.name: each for each in BUILT_IN},
             clock=lambda: self.now,
-            timer=strategy_timer,
+            timer=time.thread_time,
+            wall=time.perf_counter,
             record_usage=lambda _tenant, _model, _usage: None,
         )
         if strategy not in self.core.registry.algorithms:

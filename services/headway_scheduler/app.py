@@ -22,12 +22,10 @@ from headway_scheduler.store.base import Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.tokenizing import Tokenizers
 
-__all__ = ["DiscoveryCounts", "Scheduler", "strategy_timer"]
+__all__ = ["DiscoveryCounts", "Scheduler"]
 
 log = structlog.get_logger()
 
-strategy_timer: Final = time.thread_time
-"""What a strategy's time budget is measured by."""
 _PERSIST_S: Final = 5.0
 _RESTART_S: Final = 1.0
 _RETRY_S: Final = 0.5
@@ -74,7 +72,8 @@ class Scheduler:
             ),
             algorithms=algorithms(),
             clock=clock,
-            timer=strategy_timer,
+            timer=time.thread_time,
+            wall=time.perf_counter,
             record_usage=self._record_usage,
         )
         self.fleet, self.ledger, self.dispatcher = self.core.fleet, self.core.ledger, self.core.dispatcher

@@ -54,9 +54,11 @@ class Booker:
         if kv is not None and kv.tokens is not None:
             request = replace(request, prompt_tokens=kv.tokens)  # counted, not estimated
         chain = chain_of(request, self._history.bytes_per_token(request.model), self._max_index_blocks)
-        history, model, task_class = self._history, request.model, request.task_class
-        output = history.expected_output(request.tenant, model, task_class, request.max_tokens)
-        kv_output = history.expected_output(request.tenant, model, task_class, request.max_tokens, self._kv_quantile)
+        history, model, task_class, quantile = self._history, request.model, request.task_class, self._kv_quantile
+        output = kv_output = history.expected_output(request.tenant, model, task_class, request.max_tokens)
+        if quantile is not None:
+            kv_output = history.expected_output(request.tenant, model, task_class, request.max_tokens, quantile)
+        weight, uncapped_weight = history.weights(model, task_class)
         text_bytes = len(request.prompt.data) if isinstance(request.prompt, TextPrompt) else 0
         estimated = request.prompt_tokens + output
         return Work(
@@ -68,8 +70,8 @@ class Booker:
             expected_output=output,
             estimated_tokens=estimated,
             kv_output=kv_output,
-            weight=history.weight(model, task_class),
-            uncapped_weight=history.weight(model, task_class, capped=False),
+            weight=weight,
+            uncapped_weight=uncapped_weight,
             text_bytes=text_bytes,
             kv=kv,
         )
@@ -77,10 +79,10 @@ class Booker:
     def reserve(self, work: Work, choice: Choice, now: float) -> Decision:
         """Give a request the chosen place."""
         slot, request, hit = choice.slot, work.request, choice.hit_tokens
+        fallbacks = self.fallbacks(choice)
         leg, prefill_ms, expected_s = self._leg(work, slot, hit, choice.hit_transfer_ms)
-        queued_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3
         ttft = choice.predicted_ttft_ms
-        predicted = queued_ms + prefill_ms if ttft is None else ttft
+        predicted = self._fleet.columns.prefill_us.item(slot) / 1e3 + prefill_ms if ttft is None else ttft
         # A transfer is in the TTFT, but no part of what the cost model learns.
         work.flight = self._flight(work, slot, hit, now, usable=not choice.hit_transfer_ms)
         matched = min(int(hit), max(0, request.prompt_tokens - 1))
@@ -92,7 +94,7 @@ class Booker:
         pull_from = self._pull_from(choice)
         self._remember(work, slot, predicted, now)
         why = self.why(work, choice, matched, predicted, now)
-        work.decision = self._decision(reservation, work, slot, self.fallbacks(choice), why, pull_from)
+        work.decision = self._decision(reservation, work, slot, fallbacks, why, pull_from)
         return work.decision
 
     def move(self, reservation: Reservation, endpoint: Endpoint, now: float) -> None:
@@ -217,16 +219,17 @@ class Booker:
         return None
 
     def fallbacks(self, choice: Choice) -> tuple[Placement, ...]:
-        """The next best, in order."""
-        order = choice.order[1 : 1 + self._max_fallbacks]
-        return tuple(self._placement(int(choice.slots[other])) for other in order)
+        """The next best, in order. To be called before anything is reserved (see Choice)."""
+        slots, by_slot = choice.slots, self._fleet.by_slot
+        return tuple([by_slot[slots.item(other)].placement for other in choice.best(1 + self._max_fallbacks)[1:]])
 
     def _leg(self, work: Work, slot: int, hit: float, transfer_ms: float = 0.0) -> tuple[Leg, float, float]:
         """A leg on `slot`, its prefill alone in milliseconds, and its expected duration in seconds."""
         request = work.request
         hit = min(hit, max(0.0, request.prompt_tokens - 1.0))
         uncached = request.prompt_tokens - hit
-        prefill_ms = self._costs.prefill_ms_at(slot, uncached, hit) + transfer_ms
+        work_ms, steps_ms = self._costs.prefill_parts_ms_at(slot, uncached, hit)
+        prefill_ms = work_ms + steps_ms + transfer_ms
         # What others there share with it is in memory once.
         shared = min(hit, self._prefixes.demand.shared_tokens(work.chain))
         booking = Booking(
@@ -236,7 +239,7 @@ class Booker:
             context_tokens=round(request.prompt_tokens + work.expected_output / 2),
             kv_tokens=round(request.prompt_tokens - shared + work.kv_output / 2),
             uncapped_micro=round(work.uncapped_weight * 1e6),
-            prefill_work_us=round((self._costs.prefill_work_ms_at(slot, uncached, hit) + transfer_ms) * 1e3),
+            prefill_work_us=round((work_ms + transfer_ms) * 1e3),
         )
         expected_s = prefill_ms / 1e3 + work.expected_output * self._history.seconds_per_token(request.model)
         return Leg(slot, booking), prefill_ms, expected_s
@@ -275,5 +278,4 @@ class Booker:
             self._fingerprints.touch(slot, work.chain.root, work.fingerprint)
 
     def _placement(self, slot: int) -> Placement:
-        endpoint = self._fleet.by_slot[slot]
-        return Placement(endpoint.spec, endpoint.node.id)
+        return self._fleet.by_slot[slot].placement

@@ -5,17 +5,19 @@ floats from telemetry, NaN where unknown, written by the fleet. *Learned*: the c
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BOOKED", "Columns", "FloatColumn", "IntColumn", "Slots"]
+__all__ = ["BOOKED", "Columns", "FloatColumn", "IntColumn", "Place", "Pool", "Slots"]
 
 IntColumn = npt.NDArray[np.int64]
 FloatColumn = npt.NDArray[np.float64]
 BoolColumn = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int32]
+Place = slice | npt.NDArray[np.integer[Any]]
+"""What finds some slots' entries in a column: a slice where they lie side by side, which copies nothing."""
 
 BOOKED: Final = (
     "inflight",
@@ -49,6 +51,25 @@ def _flags() -> BoolColumn:
 
 def _hashes() -> npt.NDArray[np.uint64]:
     return np.zeros(_INITIAL_CAPACITY, np.uint64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """Some endpoints, by slot in ascending order, and where their entries lie in every column."""
+
+    slots: Slots
+    place: Place
+
+    @classmethod
+    def of(cls, slots: Slots) -> "Pool":
+        """The endpoints on these slots."""
+        index = slots.astype(np.intp)
+        if len(index) and int(index[-1]) - int(index[0]) + 1 == len(index) and bool((np.diff(index) == 1).all()):
+            return cls(slots, slice(int(index[0]), int(index[-1]) + 1))
+        return cls(slots, index)
+
+    def __len__(self) -> int:
+        return len(self.slots)
 
 
 @dataclass(slots=True)

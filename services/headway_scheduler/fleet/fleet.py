@@ -11,13 +11,14 @@ from typing import Final
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from headway_scheduler.domain.decision import Placement
 from headway_scheduler.domain.desired import DesiredState
 from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceSample
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSample, SchedulingState
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.errors import DuplicateNode
-from headway_scheduler.fleet.columns import Columns, Slots
+from headway_scheduler.fleet.columns import Columns, Pool, Slots
 from headway_scheduler.fleet.health import Ejections
 
 __all__ = ["Endpoint", "Fleet", "FleetConfig", "Node"]
@@ -79,6 +80,16 @@ class Endpoint:
     sample: EngineSample | None = None
     failed: str = ""
     boot_id: str = ""
+    placement: Placement = field(init=False)
+    """As answers name it."""
+
+    def __post_init__(self) -> None:
+        self.placement = Placement(self.spec, self.node.id)
+
+    def respecify(self, spec: EndpointSpec) -> None:
+        """Its agent says something else of it now."""
+        self.spec, self.ready = spec, spec.ready
+        self.placement = Placement(spec, self.node.id)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -114,6 +125,8 @@ class Fleet:
         self._pools: dict[tuple[str, str], Slots] = {}
         self._tenant_slots: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
         self._candidates: dict[tuple[str, str, str], tuple[Slots, Slots]] = {}
+        self._open: dict[tuple[str, str, str], tuple[Pool, Pool]] = {}
+        self._open_version = -1
         self._alone: dict[str, int] | None = None
 
     # What agents say
@@ -156,7 +169,8 @@ class Fleet:
             endpoint = None
         if endpoint is None:
             return self._add(node, spec)
-        before, endpoint.spec, endpoint.ready = endpoint.spec, spec, spec.ready
+        before = endpoint.spec
+        endpoint.respecify(spec)
         boot_id, endpoint.boot_id = endpoint.boot_id, spec.engine_boot_id or endpoint.boot_id
         if boot_id and endpoint.boot_id != boot_id:
             for listener in self.on_restarted:
@@ -272,6 +286,19 @@ class Fleet:
             pool = self.pool(model, adapter)
             found = (_within(pool, own), _within(pool, burst))
             self._candidates[key] = found
+        return found
+
+    def open_candidates(self, tenant: str, model: str, adapter: str) -> tuple[Pool, Pool]:
+        """The candidates that no hard guard has closed. Found anew when `version` has grown, not at each decision."""
+        if self._open_version != self.version:
+            self._open_version = self.version
+            self._open.clear()
+        key = (tenant, model, adapter)
+        found = self._open.get(key)
+        if found is None:
+            is_open = self.columns.open
+            own, burst = self.candidates(tenant, model, adapter)
+            found = self._open[key] = (Pool.of(own[is_open[own]]), Pool.of(burst[is_open[burst]]))
         return found
 
     def open_to(self, tenant: str) -> list[Endpoint]:

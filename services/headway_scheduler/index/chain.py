@@ -12,14 +12,16 @@ its conversation's next turn, and has the tail too.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headway_scheduler.fleet.columns import Place
 from headway_scheduler.index.hashing import Chain
 
-__all__ = ["NOTHING", "ChainIndex", "Match", "slots_in"]
+__all__ = ["NOTHING", "ChainIndex", "Match", "mark", "slots_in"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -31,35 +33,50 @@ class Match(msgspec.Struct, frozen=True):
     block_tokens: float
     tails: tuple[tuple[int, float], ...] = ()
 
-    def tokens(self, slots: npt.NDArray[np.int32], capacity: int) -> FloatArray:
-        """Tokens held by each of `slots`; `capacity` is above every slot."""
+    def tokens(self, place: Place, capacity: int) -> FloatArray:
+        """Tokens held at each `place`; `capacity` is above every slot."""
         held = np.zeros(capacity)
         for mask, blocks in self.levels:
-            held[slots_in(mask, capacity)] = blocks * self.block_tokens
+            mark(held, mask, blocks * self.block_tokens)
         for slot, tokens in self.tails:
             held[slot] += tokens
-        return held[slots]
+        return held[place]
 
-    def transfer_ms(
-        self, slots: npt.NDArray[np.int32], capacity: int, ms_per_token: Sequence[float]
-    ) -> FloatArray | None:
+    def transfer_ms(self, place: Place, capacity: int, ms_per_token: Sequence[float]) -> FloatArray | None:
         """Where blocks lie is not known: nothing."""
         return None
 
-    def known(self, slots: npt.NDArray[np.int32], capacity: int) -> FloatArray | None:
+    def known(self, place: Place, capacity: int) -> FloatArray | None:
         """All of it is a guess."""
         return None
 
 
 NOTHING = Match((), 1.0)
+_FEW: Final = 6
+"""So many bits of a mask are found one by one sooner than all at once."""
+
+
+def mark(entries: FloatArray, mask: int, value: float) -> None:
+    """Write `value` to the entry of each slot of a mask; as many entries as there is room for slots."""
+    if mask.bit_count() > _FEW:
+        np.putmask(entries, _bits(mask, len(entries)), value)
+        return
+    while mask:
+        top = mask.bit_length() - 1
+        entries[top] = value
+        mask ^= 1 << top
+
+
+def _bits(mask: int, capacity: int) -> npt.NDArray[np.uint8]:
+    raw = np.frombuffer(mask.to_bytes((capacity + 7) // 8, "little"), np.uint8)
+    return np.unpackbits(raw, count=capacity, bitorder="little")
 
 
 def slots_in(mask: int, capacity: int) -> npt.NDArray[np.intp]:
     """The slots of a mask; `capacity` is above every one."""
     if mask.bit_count() == 1:
         return np.array([mask.bit_length() - 1])
-    raw = np.frombuffer(mask.to_bytes((capacity + 7) // 8, "little"), np.uint8)
-    return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+    return np.flatnonzero(_bits(mask, capacity))
 
 
 class _Tail(msgspec.Struct, frozen=True, gc=False):

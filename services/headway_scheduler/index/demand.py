@@ -4,8 +4,10 @@ A prefix that many ask for at once is worth more copies than the endpoints that 
 one is paid once; who uses it afterwards is about as many as are in flight now, shared among the holders.
 """
 
-from itertools import takewhile
-from typing import Final
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, Final
 
 import numpy as np
 
@@ -32,6 +34,7 @@ class Demand:
     def __init__(self, deepest: int = 4096) -> None:
         self._depths = _looked_at(deepest)
         self._counts: dict[int, int] = {}
+        self._pick: dict[int, Callable[[list[int]], Sequence[int]]] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -80,9 +83,23 @@ class Demand:
             before = tokens
         if not invested[-1]:
             return None
-        found: FloatColumn = invested[-1] - np.interp(hits, depths, invested)
+        found: FloatColumn = np.full(len(hits), invested[-1])
+        some = np.flatnonzero(hits)  # of a large fleet few endpoints hold anything of a prompt
+        found[some] -= np.interp(hits[some], depths, invested)
         return found
 
-    def _prefixes(self, chain: Chain) -> list[int]:
+    def _prefixes(self, chain: Chain) -> Sequence[int]:
         hashes = chain.hashes
-        return [hashes[depth - 1] for depth in takewhile(lambda depth: depth <= len(hashes), self._depths)]
+        pick = self._pick.get(len(hashes))
+        if pick is None:
+            pick = self._pick[len(hashes)] = self._picker(len(hashes))
+        return pick(hashes)
+
+    def _picker(self, length: int) -> Callable[[list[int]], Sequence[int]]:
+        """What takes the looked-at prefixes out of a chain of so many blocks."""
+        depths = self._depths[: bisect_right(self._depths, length)]
+        if len(depths) < 2:
+            return lambda hashes: hashes[: len(depths)]
+        found: Any = itemgetter(*(depth - 1 for depth in depths))  # of two and more, it gives a tuple
+        picker: Callable[[list[int]], Sequence[int]] = found
+        return picker

@@ -20,8 +20,6 @@ import numpy as np
 from pydantic import Field
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.fleet.columns import FloatColumn
-from headway_scheduler.learning.cost_model import prefill_ms, prefill_work_ms
 from headway_scheduler.learning.priors import FREE_TOKENS
 from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
 
@@ -69,28 +67,25 @@ class Adaptive:
 
     def cost(self, request: Request, view: View, now: float) -> Costs:
         """Price each candidate."""
-        c, slots, inflight = view.columns, view.slots, view.inflight
-        hit = np.minimum(view.hit_tokens, max(0, request.prompt_tokens - 1))
-        uncached = request.prompt_tokens - hit
-        work, prefill = prefill_work_ms(c, slots, uncached, hit), prefill_ms(c, slots, uncached, hit)
-        ttft, tok, ctx = _ttft_ms(view, work, uncached), c.tok_ms[slots], c.ctx_ms[slots]
+        c, read, inflight, prompt = view.columns, view.read, view.inflight, request.prompt_tokens
+        tok, ctx, base, budget = read(c.tok_ms), read(c.ctx_ms), read(c.base_ms), read(c.budget_tokens)
+        hit = np.minimum(view.hit_tokens, max(0, prompt - 1))
+        uncached = prompt - hit
+        work = tok * uncached + read(c.pair_ms) * uncached * (hit + uncached / 2)
+        prefill = work + base * np.maximum(1.0, uncached / budget)
+        # When the first token will be there.
+        decoding, queued = view.decoding, view.queued_prefill_tokens
+        step = base + ctx * view.context_tokens
+        steps = np.maximum(1.0, (queued + uncached) / budget)
+        free = (FREE_TOKENS - decoding) * tok * steps
+        busy = (decoding > 0.0) | (queued > 0.0)
+        ttft = np.maximum(0.0, view.queued_work_ms + work - free) + step * (steps + 0.5 * busy)
         transfer = view.transfer_ms
         if transfer is not None:
             ttft, prefill = ttft + transfer, prefill + transfer
-        delays = self.parameters.externality * prefill + _STEPS_SEEN * (ctx * request.prompt_tokens + tok)
+        delays = self.parameters.externality * prefill + _STEPS_SEEN * (ctx * prompt + tok)
         cost = ttft + delays * inflight
         invested = view.invested_tokens(self.parameters.replication) if self.parameters.replication else None
         if invested is not None:
             cost = cost - tok * np.minimum(invested, uncached)
         return Costs(cost, ttft, prefill)
-
-
-def _ttft_ms(view: View, work: FloatColumn, uncached: FloatColumn) -> FloatColumn:
-    """When the first token will be there."""
-    c, slots, decoding, queued_tokens = view.columns, view.slots, view.decoding, view.queued_prefill_tokens
-    step = c.base_ms[slots] + c.ctx_ms[slots] * view.context_tokens
-    steps = np.maximum(1.0, (queued_tokens + uncached) / c.budget_tokens[slots])
-    free = (FREE_TOKENS - decoding) * c.tok_ms[slots] * steps
-    busy = (decoding > 0) | (queued_tokens > 0)
-    found: FloatColumn = np.maximum(0.0, view.queued_work_ms + work - free) + step * (steps + 0.5 * busy)
-    return found
