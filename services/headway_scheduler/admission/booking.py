@@ -79,7 +79,6 @@ class Booker:
     def reserve(self, work: Work, choice: Choice, now: float) -> Decision:
         """Give a request the chosen place."""
         slot, request, hit = choice.slot, work.request, choice.hit_tokens
-        fallbacks = self.fallbacks(choice)
         leg, prefill_ms, expected_s = self._leg(work, slot, hit, choice.hit_transfer_ms)
         ttft = choice.predicted_ttft_ms
         predicted = self._fleet.columns.prefill_us.item(slot) / 1e3 + prefill_ms if ttft is None else ttft
@@ -94,7 +93,7 @@ class Booker:
         pull_from = self._pull_from(choice)
         self._remember(work, slot, predicted, now)
         why = self.why(work, choice, matched, predicted, now)
-        work.decision = self._decision(reservation, work, slot, fallbacks, why, pull_from)
+        work.decision = self._decision(reservation, work, slot, self.fallbacks(choice), why, pull_from)
         return work.decision
 
     def move(self, reservation: Reservation, endpoint: Endpoint, now: float) -> None:
@@ -219,9 +218,9 @@ class Booker:
         return None
 
     def fallbacks(self, choice: Choice) -> tuple[Placement, ...]:
-        """The next best, in order. To be called before anything is reserved (see Choice)."""
+        """The next best, in order."""
         slots, by_slot = choice.slots, self._fleet.by_slot
-        return tuple([by_slot[slots.item(other)].placement for other in choice.best(1 + self._max_fallbacks)[1:]])
+        return tuple([by_slot[slots.item(other)].placement for other in choice.order[1 : 1 + self._max_fallbacks]])
 
     def _leg(self, work: Work, slot: int, hit: float, transfer_ms: float = 0.0) -> tuple[Leg, float, float]:
         """A leg on `slot`, its prefill alone in milliseconds, and its expected duration in seconds."""

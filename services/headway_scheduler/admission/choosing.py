@@ -1,8 +1,8 @@
 """Candidates and their prices: pool ∩ GPU groups ∩ subset − excluded − hard guards, then the strategy's costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,38 +26,34 @@ __all__ = ["Choice", "Chooser", "names_endpoint"]
 
 BoolColumn = npt.NDArray[np.bool_]
 _EMPTY: Final = np.zeros(0, np.int32)
+_SORTED_WHOLE: Final = 256
+"""So many candidates are sorted as fast as searched."""
 
 
 @dataclass(slots=True)
 class Choice:
-    """A priced set of candidates, and which of them was chosen: a `position` in `slots`, and its `slot`.
+    """A priced set of candidates. `order` holds the positions in `slots` of the best ones, the chosen first.
 
-    `dispatchable`: the chosen may be given now; `binds_late`: if not, this one is waited for and no other taken.
-    `transfer_ms`: to bring what each has of the prompt to its GPU; `known`: what engines' own events say each has.
-    `blocked`: whom guards forbid now, where the order was made by that. What is called counts from the fleet as it is
-    then: `best` and `by_guard` only in the turn of the decision, before anything is reserved.
+    `slot`: the chosen one's; `dispatchable`: it may be given now; `binds_late`: if not, it is waited for and no other
+    taken. `transfer_ms`: to bring what each has of the prompt to its GPU; `known`: what engines' own events say each
+    has. `by_guard` finds what forbids each for now, as long as nothing has changed since.
     """
 
     slots: Slots
     priced: Priced
-    view: View
     hits: FloatColumn
     transfer_ms: FloatColumn | None
     known: FloatColumn | None
-    position: int
+    order: list[int]
     slot: int
     dispatchable: bool
     binds_late: bool
     by_guard: Callable[[], dict[str, BoolColumn]]
-    blocked: BoolColumn | None = None
 
-    def best(self, count: int) -> list[int]:
-        """The positions of the best ones, the chosen first."""
-        costs, view = self.priced.costs.cost, self.view
-        if self.blocked is None and count < len(self.slots):
-            return _cheapest(costs, view, count)
-        ties = (view.last_chosen, view.inflight, costs)
-        return np.lexsort(ties if self.blocked is None else (*ties, self.blocked))[:count].tolist()
+    @property
+    def position(self) -> int:
+        """Where the chosen one stands in `slots`."""
+        return self.order[0]
 
     @property
     def predicted_ttft_ms(self) -> float | None:
@@ -87,7 +83,10 @@ class Chooser:
         registry: StrategyRegistry,
         random: np.random.Generator,
         time_scale: float,
+        ranked: int,
     ) -> None:
+        """`ranked`: so many of the best candidates each choice names."""
+        self._ranked = ranked
         self.guards = SoftGuards(fleet.columns)
         self._fleet, self._prefixes, self._fingerprints, self._registry = fleet, prefixes, fingerprints, registry
         self._random = random
@@ -155,36 +154,36 @@ class Chooser:
         # waited long enough waits for it at the head of the engine's own queue, where nobody passes it.
         late = work.patient and not work.urgent
         guards = priced.guards if late else priced.guards - {SoftGuard.KV_ROOM}
-        prompt_tokens, blocked = work.request.prompt_tokens, None
+        prompt_tokens = work.request.prompt_tokens
+        # Cheapest first; ties: fewest in flight, then longest not chosen.
+        keys = (priced.costs.cost, view.inflight, view.last_chosen)
+        count = min(self._ranked, len(slots))
         if window_ms is None:
             # What may not be dispatched now comes last: take another.
             blocked = self.guards.forbidden(guards, view, prompt_tokens)
-            ties = (view.last_chosen, view.inflight, priced.costs.cost)
-            best = int(np.lexsort((*ties, blocked))[0])
-            dispatchable = not blocked[best]
+            order = _first(count, (blocked, *keys))
+            slot, dispatchable = int(slots[order[0]]), not blocked[order[0]]
         else:
             # Late binding: wait for the best one rather than take another (FIELD.md, What to beat).
-            (best,) = _cheapest(priced.costs.cost, view, 1)
-            slot = int(slots[best])
+            order = _first(count, keys)
+            slot = int(slots[order[0]])
             queued = self._fleet.columns.prefill_us.item(slot) / 1e3
             ahead = tentative is not None and tentative.holds(slot)
-            forbidden = self.guards.forbids(guards, view, best, prompt_tokens)
+            forbidden = self.guards.forbids(guards, view, order[0], prompt_tokens)
             dispatchable = not forbidden and not ahead and queued < window_ms / self._time_scale
         if priced.costs.prefill_ms is not None:
             work.least_prefill_ms = float(priced.costs.prefill_ms.min())
         return Choice(
             slots,
             priced,
-            view,
             view.hit_tokens,
             view.transfer_ms,
             match.known(pool.place, self._fleet.columns.capacity),
-            best,
-            int(slots[best]),
+            order,
+            slot,
             bool(dispatchable),
             window_ms is not None,
             lambda: {each.value: them for each, them in self.guards.blocked(guards, view, prompt_tokens).items()},
-            blocked,
         )
 
     def _view(self, work: Work, pool: Pool, match: Match | Exact, tentative: Tentative | None) -> View:
@@ -223,28 +222,23 @@ class Chooser:
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
 
 
-def _cheapest(costs: FloatColumn, view: View, count: int) -> list[int]:
-    """Positions of the cheapest; ties: fewest in flight, then longest not chosen, then first. As a whole sort would.
+def _first(count: int, keys: Sequence[npt.NDArray[Any]]) -> list[int]:
+    """The first `count` positions in the order of `keys`, the most important first, ties by position: np.lexsort's.
 
-    Where costs are all different that is as many passes over them.
+    Of many candidates only those that can be among the first are sorted.
     """
-    left, found = costs, []
-    for _ in range(count):
-        best = int(left.argmin())
-        lowest = left[best]
-        if np.isinf(lowest):  # also what was found already
-            return np.lexsort((view.last_chosen, view.inflight, costs))[:count].tolist()
-        same = left == lowest
-        if np.count_nonzero(same) > 1:
-            tied = np.flatnonzero(same)
-            inflight = view.inflight[tied]
-            tied = tied[inflight == inflight.min()]
-            best = int(tied[view.last_chosen[tied].argmin()])
-        found.append(best)
-        if len(found) < count:
-            left = left.copy() if left is costs else left
-            left[best] = np.inf
-    return found
+    lead = keys[0]
+    if len(lead) <= _SORTED_WHOLE:
+        found: list[int] = np.lexsort(keys[::-1])[:count].tolist()
+        return found
+    bar = np.partition(lead, count - 1)[count - 1]
+    before = np.flatnonzero(lead < bar)  # fewer than `count`
+    ahead: list[int] = before[np.lexsort([key[before] for key in keys[::-1]])].tolist()
+    tied = np.flatnonzero(lead == bar)
+    left = count - len(ahead)
+    if len(keys) == 1:
+        return ahead + tied[:left].tolist()
+    return ahead + tied[_first(left, [key[tied] for key in keys[1:]])].tolist()
 
 
 def names_endpoint(endpoint_id: str, address: str, names: frozenset[str]) -> bool:

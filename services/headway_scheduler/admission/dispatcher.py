@@ -88,7 +88,9 @@ class Dispatcher:
         self.prefixes = Prefixes(
             fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
         )
-        self._chooser = Chooser(fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale)
+        self._chooser = Chooser(
+            fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale, 1 + self.config.fallbacks
+        )
         self._booker = Booker(
             fleet,
             ledger,
@@ -331,12 +333,11 @@ class Dispatcher:
         choice = self._chooser.choose(work, self.registry.bound(work.request.tenant, work.request.model), now)
         if not choice.dispatchable and not choice.binds_late:
             raise self._saturated()
-        fallbacks = self._booker.fallbacks(choice)
         self.move(live, self.fleet.by_slot[choice.slot], now)
         self._booker.count(choice.slot)
         if before.decision is not None:
             why = self._booker.why(work, choice, live.matched_tokens, live.predicted_ttft_ms, now)
-            before.decision = replace(before.decision, fallbacks=fallbacks, why=why)
+            before.decision = replace(before.decision, fallbacks=self._booker.fallbacks(choice), why=why)
 
     def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError | None) -> Waiter:
         """Keep the request waiting; where it may not wait, raise `otherwise`, or Saturated."""

@@ -70,22 +70,27 @@ class Demand:
         `hits`: what each candidate holds, in tokens. Each request in flight with a prefix stands for `uses` to come,
         shared among its holders and the new one: that share of its prefill, less one's own, is an investment.
         """
-        depths, invested, before = [0.0], [0.0], 0.0
+        depths, asking = [0.0], []
         for depth, value in zip(self._depths, self._prefixes(chain), strict=False):
-            asking = self._counts.get(value, 0)
-            if asking < _LEAST:
+            count = self._counts.get(value, 0)
+            if count < _LEAST:
                 break
-            tokens = depth * chain.block_tokens
-            users = uses * asking / (np.count_nonzero(hits >= tokens) + 1)
+            depths.append(depth * chain.block_tokens)
+            asking.append(count)
+        if not asking:
+            return None
+        some = np.flatnonzero(hits > 0.0)  # of a large fleet few endpoints hold anything of a prompt
+        held = hits.take(some)
+        lacking = np.sort(held).searchsorted(depths[1:]).tolist()
+        invested = [0.0]
+        for number, count in enumerate(asking):
+            users = uses * count / (len(held) - lacking[number] + 1)
             part = 1.0 - 1.0 / max(1.0, users)
-            depths.append(tokens)
-            invested.append(invested[-1] + part * (tokens - before))
-            before = tokens
+            invested.append(invested[-1] + part * (depths[number + 1] - depths[number]))
         if not invested[-1]:
             return None
         found: FloatColumn = np.full(len(hits), invested[-1])
-        some = np.flatnonzero(hits)  # of a large fleet few endpoints hold anything of a prompt
-        found[some] -= np.interp(hits[some], depths, invested)
+        found[some] -= np.interp(held, depths, invested)
         return found
 
     def _prefixes(self, chain: Chain) -> Sequence[int]:
