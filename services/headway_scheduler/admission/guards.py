@@ -59,8 +59,10 @@ class SoftGuards:
     def forbids(self, guards: frozenset[SoftGuard], view: View, position: int, prompt_tokens: int) -> bool:
         """Does any guard in `guards` forbid this one candidate? All have been looked at afterwards, as in `blocked`."""
         self._latch(guards, view)
-        slot = int(view.slots[position])
-        if self.peek(guards, slot):
+        slot = view.slots.item(position)
+        if SoftGuard.MEMORY_PRESSURE in guards and self._pressed.closed[slot]:
+            return True
+        if SoftGuard.HEAT in guards and (self._hot.closed[slot] or self._columns.throttled[slot]):
             return True
         if SoftGuard.KV_ROOM not in guards or not view.inflight[position] > 0:
             return False

@@ -21,6 +21,8 @@ __all__ = [
 class Outcome(StrEnum):
     """How a request ended."""
 
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
+
     SUCCESS = "success"
     CANCELLED = "cancelled"
     CLIENT_ERROR = "client_error"
@@ -72,6 +74,8 @@ Report = FirstToken | Progress | Finished | ServedBy
 
 class ReportStatus(StrEnum):
     """What became of a report."""
+
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
 
     APPLIED = "applied"
     DUPLICATE = "duplicate"

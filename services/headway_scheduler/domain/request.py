@@ -12,6 +12,8 @@ __all__ = ["BlocksPrompt", "Prompt", "Request", "Subset", "TaskClass", "TextProm
 class TaskClass(StrEnum):
     """How much work a request is likely to be (ARTICLE.md's complexity classes)."""
 
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
+
     SHORT = "short"
     CHAT = "chat"
     LONG = "long"

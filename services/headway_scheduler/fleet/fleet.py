@@ -387,7 +387,10 @@ class Fleet:
         # What the engine has beyond our reservations: nothing that we know of, where it does not say. Never negative:
         # what we just sent may not be there yet.
         seen = 0.0 if sample.running.value is None else sample.running.value + (sample.waiting.value or 0.0)
-        columns.external[slot] = max(0.0, seen - float(columns.inflight[slot]))
+        external = max(0.0, seen - float(columns.inflight[slot]))
+        if external != columns.external[slot]:
+            columns.external[slot] = external
+            columns.touched.add(slot)
 
     def _apply_devices(self, endpoint: Endpoint) -> None:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot

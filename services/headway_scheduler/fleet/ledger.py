@@ -310,6 +310,7 @@ class Ledger:
     def _add(self, leg: Leg) -> None:
         """Count a leg: what `Leg.booked` says of it. Entry by entry, what is zero left out, since it is a hot path."""
         c, slot, booking = self._columns, leg.slot, leg.booking
+        c.touched.add(slot)
         c.inflight[slot] += 1
         c.weight_micro[slot] += booking.weight_micro
         c.kv_tokens[slot] += booking.kv_tokens
@@ -324,6 +325,7 @@ class Ledger:
 
     def _subtract(self, leg: Leg) -> None:
         c, slot, booking = self._columns, leg.slot, leg.booking
+        c.touched.add(slot)
         c.inflight[slot] -= 1
         c.weight_micro[slot] -= booking.weight_micro
         c.kv_tokens[slot] -= booking.kv_tokens
@@ -341,6 +343,7 @@ class Ledger:
         for leg in reservation.legs:
             if leg.prefilling:
                 slot, booking = leg.slot, leg.booking
+                c.touched.add(slot)
                 c.prefill_us[slot] -= booking.prefill_us
                 c.prefill_tokens[slot] -= booking.prefill_tokens
                 c.prefill_work_us[slot] -= booking.prefill_work_us

@@ -118,8 +118,9 @@ class ChainIndex:
         """`slot` holds this chain from now on, as its most recently used; what no longer fits is forgotten."""
         holding = self._holding(slot)
         blocks, holders, bit = holding.blocks, self._holders, 1 << slot
+        tails = self._tails
         for value in chain.hashes[:-1]:
-            if value in self._tails:
+            if value in tails:
                 self._cut(slot, holding, value)  # it is in the blocks that follow now
         # Deepest first, so that the root of the chain is used last and the leaves are forgotten before it.
         for value in reversed(chain.hashes):
@@ -129,7 +130,8 @@ class ChainIndex:
                 blocks[value] = chain.block_tokens
                 holding.tokens += chain.block_tokens
                 holders[value] = holders.get(value, 0) | bit
-        self._shrink(slot, holding)
+        if holding.tokens > holding.capacity_tokens:
+            self._shrink(slot, holding)
 
     def answered(self, slot: int, chain: Chain, tokens: int) -> None:
         """`slot` has answered the prompt of this chain with so many tokens, and holds them too."""
@@ -203,7 +205,8 @@ class ChainIndex:
     def _tails_of(self, chain: Chain, levels: list[tuple[int, int]], data: bytes) -> tuple[tuple[int, float], ...]:
         found = []
         for mask, depth in levels:
-            for slot, tail in self._tails.get(chain.hashes[depth - 1], {}).items():
+            tails = self._tails.get(chain.hashes[depth - 1])
+            for slot, tail in tails.items() if tails else ():
                 if (
                     mask >> slot & 1
                     and tail.rest_hash

@@ -18,6 +18,7 @@ __all__ = ["Demand"]
 
 _LEAST: Final = 2
 """Requests in flight, beside the one that asks, that make a prefix shared: one more may be the same session's."""
+_MANY: Final = 256
 
 
 def _looked_at(deepest: int) -> list[int]:
@@ -79,8 +80,9 @@ class Demand:
             asking.append(count)
         if not asking:
             return None
-        some = np.flatnonzero(hits > 0.0)  # of a large fleet few endpoints hold anything of a prompt
-        held = hits.take(some)
+        sparse = len(hits) > _MANY  # of a large fleet few endpoints hold anything of a prompt
+        some = np.flatnonzero(hits) if sparse else None
+        held = hits if some is None else hits.take(some)
         lacking = np.sort(held).searchsorted(depths[1:]).tolist()
         invested = [0.0]
         for number, count in enumerate(asking):
@@ -89,9 +91,12 @@ class Demand:
             invested.append(invested[-1] + part * (depths[number + 1] - depths[number]))
         if not invested[-1]:
             return None
-        found: FloatColumn = np.full(len(hits), invested[-1])
-        found[some] -= np.interp(held, depths, invested)
-        return found
+        found: FloatColumn = invested[-1] - np.interp(held, depths, invested)
+        if some is None:
+            return found
+        everywhere = np.full(len(hits), invested[-1])
+        everywhere[some] = found
+        return everywhere
 
     def _prefixes(self, chain: Chain) -> Sequence[int]:
         hashes = chain.hashes

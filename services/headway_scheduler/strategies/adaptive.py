@@ -67,19 +67,16 @@ class Adaptive:
 
     def cost(self, request: Request, view: View, now: float) -> Costs:
         """Price each candidate."""
-        c, read, inflight, prompt = view.columns, view.read, view.inflight, request.prompt_tokens
-        tok, ctx, base, budget = read(c.tok_ms), read(c.ctx_ms), read(c.base_ms), read(c.budget_tokens)
+        inflight, decoding, queued, queued_ms, step, busy, tok, base, pair, ctx, budget = view.load()
+        prompt = request.prompt_tokens
         hit = np.minimum(view.hit_tokens, max(0, prompt - 1))
         uncached = prompt - hit
-        work = tok * uncached + read(c.pair_ms) * uncached * (hit + uncached / 2)
+        work = tok * uncached + pair * uncached * (hit + uncached / 2)
         prefill = work + base * np.maximum(1.0, uncached / budget)
         # When the first token will be there.
-        decoding, queued = view.decoding, view.queued_prefill_tokens
-        step = base + ctx * view.context_tokens
         steps = np.maximum(1.0, (queued + uncached) / budget)
         free = (FREE_TOKENS - decoding) * tok * steps
-        busy = (decoding > 0.0) | (queued > 0.0)
-        ttft = np.maximum(0.0, view.queued_work_ms + work - free) + step * (steps + 0.5 * busy)
+        ttft = np.maximum(0.0, queued_ms + work - free) + step * (steps + 0.5 * busy)
         transfer = view.transfer_ms
         if transfer is not None:
             ttft, prefill = ttft + transfer, prefill + transfer

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.fleet.columns import Columns, FloatColumn, Place, Slots
+from headway_scheduler.fleet.columns import Columns, FloatColumn, Load, Place, Slots
 
 __all__ = ["BindsLate", "Costs", "Parameters", "SoftGuard", "Strategy", "Tentative", "View"]
 
@@ -24,6 +24,8 @@ Number = TypeVar("Number", bound=np.generic)
 
 class SoftGuard(StrEnum):
     """What can forbid dispatch for now."""
+
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
 
     HEAT = "heat"
     MEMORY_PRESSURE = "memory_pressure"
@@ -119,6 +121,15 @@ class View:
         """A column's entries, one a candidate. They may be the fleet's own memory: use them at once, never write."""
         place = self._place
         return column[place] if isinstance(place, slice) else column.take(place)
+
+    def load(self) -> Load:
+        """All that a price is made of, at once; what `read` says of its arrays goes for these too."""
+        rows, place, tentative = self._columns.load(), self._place, self._tentative
+        found = Load(*(rows[:, place] if isinstance(place, slice) else rows.take(place, axis=1)))
+        if tentative is None:
+            return found
+        queued_ms = found.queued_work_ms + self.read(tentative.prefill_ms)
+        return found._replace(inflight=found.inflight + self.read(tentative.inflight), queued_work_ms=queued_ms)
 
     @property
     def inflight(self) -> FloatColumn:
