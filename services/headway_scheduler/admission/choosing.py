@@ -156,23 +156,22 @@ class Chooser:
         guards = priced.guards if late else priced.guards - {SoftGuard.KV_ROOM}
         prompt_tokens = work.request.prompt_tokens
         # Cheapest first; ties: fewest in flight, then longest not chosen.
-        keys = (priced.costs.cost, view.inflight, view.last_chosen)
-        count = min(self._ranked, len(slots))
+        costs, count = priced.costs.cost, min(self._ranked, len(slots))
         if window_ms is None:
             # What may not be dispatched now comes last: take another.
             blocked = self.guards.forbidden(guards, view, prompt_tokens)
-            order = _first(count, (blocked, *keys))
+            order = _first(count, blocked, lambda: (costs, view.inflight, view.last_chosen))
             slot, dispatchable = int(slots[order[0]]), not blocked[order[0]]
         else:
             # Late binding: wait for the best one rather than take another (FIELD.md, What to beat).
-            order = _first(count, keys)
+            order = _first(count, costs, lambda: (view.inflight, view.last_chosen))
             slot = int(slots[order[0]])
             queued = self._fleet.columns.prefill_us.item(slot) / 1e3
             ahead = tentative is not None and tentative.holds(slot)
             forbidden = self.guards.forbids(guards, view, order[0], prompt_tokens)
             dispatchable = not forbidden and not ahead and queued < window_ms / self._time_scale
         if priced.costs.prefill_ms is not None:
-            work.least_prefill_ms = float(priced.costs.prefill_ms.min())
+            work.least_prefill_ms = float(np.minimum.reduce(priced.costs.prefill_ms))
         return Choice(
             slots,
             priced,
@@ -222,23 +221,33 @@ class Chooser:
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
 
 
-def _first(count: int, keys: Sequence[npt.NDArray[Any]]) -> list[int]:
-    """The first `count` positions in the order of `keys`, the most important first, ties by position: np.lexsort's.
+def _first(count: int, lead: FloatColumn, others: Callable[[], Sequence[npt.NDArray[Any]]]) -> list[int]:
+    """The first `count` positions by `lead`, ties by the other keys, the more important first, then by position.
 
-    Of many candidates only those that can be among the first are sorted.
+    As np.lexsort would have it; but of many candidates those that are not among the first are never sorted, and where
+    there are no ties the other keys are never found.
     """
-    lead = keys[0]
     if len(lead) <= _SORTED_WHOLE:
-        found: list[int] = np.lexsort(keys[::-1])[:count].tolist()
-        return found
-    bar = np.partition(lead, count - 1)[count - 1]
-    before = np.flatnonzero(lead < bar)  # fewer than `count`
-    ahead: list[int] = before[np.lexsort([key[before] for key in keys[::-1]])].tolist()
-    tied = np.flatnonzero(lead == bar)
-    left = count - len(ahead)
-    if len(keys) == 1:
-        return ahead + tied[:left].tolist()
-    return ahead + tied[_first(left, [key[tied] for key in keys[1:]])].tolist()
+        return _sorted(lead, others())[:count]
+    found: list[int] = []
+    left = lead.astype(np.float64)  # a copy, where what was found is struck out
+    while len(found) < count:
+        lowest = left.min()
+        if np.isinf(lowest):
+            return _sorted(lead, others())[:count]
+        tied = np.flatnonzero(left == lowest)
+        if len(tied) > 1:
+            rest = [key[tied] for key in others()]
+            wanted = count - len(found)
+            tied = tied[_first(wanted, rest[0], lambda rest=rest: rest[1:]) if rest else slice(wanted)]  # type: ignore[misc]
+        found += tied.tolist()
+        left[tied] = np.inf
+    return found
+
+
+def _sorted(lead: FloatColumn, others: Sequence[npt.NDArray[Any]]) -> list[int]:
+    found: list[int] = np.lexsort((*others[::-1], lead)).tolist()
+    return found
 
 
 def names_endpoint(endpoint_id: str, address: str, names: frozenset[str]) -> bool:

@@ -57,16 +57,16 @@ class SoftGuards:
         return found
 
     def forbids(self, guards: frozenset[SoftGuard], view: View, position: int, prompt_tokens: int) -> bool:
-        """Does any guard in `guards` forbid this one candidate? All have been looked at afterwards, as in `blocked`."""
+        """Does any guard in `guards` forbid this one candidate, for which nobody waits? All are looked at, as before."""
         self._latch(guards, view)
         slot = view.slots.item(position)
         if SoftGuard.MEMORY_PRESSURE in guards and self._pressed.closed[slot]:
             return True
         if SoftGuard.HEAT in guards and (self._hot.closed[slot] or self._columns.throttled[slot]):
             return True
-        if SoftGuard.KV_ROOM not in guards or not view.inflight[position] > 0:
-            return False
         c = self._columns
+        if SoftGuard.KV_ROOM not in guards or not c.inflight.item(slot) + c.external.item(slot) > 0.0:
+            return False
         capacity, booked = c.kv_capacity.item(slot), float(c.kv_tokens.item(slot))
         used = c.kv_use.item(slot) * capacity
         room = capacity - (max(used, booked) if used == used else booked)  # NaN, not itself: unknown
