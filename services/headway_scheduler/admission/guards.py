@@ -57,7 +57,7 @@ class SoftGuards:
         return found
 
     def forbids(self, guards: frozenset[SoftGuard], view: View, position: int, prompt_tokens: int) -> bool:
-        """Does any guard in `guards` forbid this one candidate, for which nobody waits? All are looked at, as before."""
+        """Does any guard in `guards` forbid this one candidate, for which nobody waits? Looks at all, as `blocked`."""
         self._latch(guards, view)
         slot = view.slots.item(position)
         if SoftGuard.MEMORY_PRESSURE in guards and self._pressed.closed[slot]:
