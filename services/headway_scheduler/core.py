@@ -156,6 +156,7 @@ class Core:
     def tick(self, now: float) -> None:
         """Do what time does: expire reservations and holds, sweep the fleet now and then, try the holds again."""
         self.dispatcher.advance(now)
+        self.index.tidy()
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self.fleet.sweep(now)

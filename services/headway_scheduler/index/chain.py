@@ -9,7 +9,7 @@ the bytes after its last full block, and the answer's tokens. A prompt that goes
 its conversation's next turn, and has the tail too.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -52,6 +52,10 @@ class Match(msgspec.Struct, frozen=True):
 
 
 NOTHING = Match((), 1.0)
+_SLICE: Final = 1000
+"""Blocks of a dropped endpoint taken out at once: about a millisecond."""
+_MOST_WAITING: Final = 1000
+"""Chains given to an endpoint while what it held before is still being taken out."""
 _FEW: Final = 6
 """So many bits of a mask are found one by one sooner than all at once."""
 
@@ -107,6 +111,9 @@ class ChainIndex:
         self._holders: dict[int, int] = {}
         self._holdings: dict[int, _Holding] = {}
         self._tails: dict[int, dict[int, _Tail]] = {}
+        self._leaving: dict[int, _Holding] = {}
+        self._gone = 0
+        self._waiting: dict[int, deque[Chain]] = {}
 
     def set_capacity(self, slot: int, tokens: float | None) -> None:
         """Bound what `slot` can hold; None: unknown."""
@@ -116,6 +123,9 @@ class ChainIndex:
 
     def touch(self, slot: int, chain: Chain) -> None:
         """`slot` holds this chain from now on, as its most recently used; what no longer fits is forgotten."""
+        if slot in self._leaving:
+            self._waiting.setdefault(slot, deque(maxlen=_MOST_WAITING)).append(chain)
+            return
         holding = self._holding(slot)
         blocks, holders, bit = holding.blocks, self._holders, 1 << slot
         tails = self._tails
@@ -149,7 +159,7 @@ class ChainIndex:
     def match(self, chain: Chain, data: bytes = b"") -> Match:
         """How deep every endpoint holds this chain; `data`, the prompt's bytes, shows whether it has a tail too."""
         hashes, holders = chain.hashes, self._holders
-        active = holders.get(hashes[0], 0) if hashes else 0
+        active = holders.get(hashes[0], 0) & ~self._gone if hashes else 0
         if not active:
             return NOTHING
         levels: list[tuple[int, int]] = []
@@ -174,13 +184,32 @@ class ChainIndex:
                 self._unhold(slot, holding, value)
 
     def drop(self, slot: int) -> None:
-        """Forget everything `slot` holds: it restarted, cleared its cache, or left. Its capacity stays."""
+        """Forget everything `slot` holds: it restarted, cleared its cache, or left. Its capacity stays.
+
+        It matches nothing from now on. Where it holds much, that is taken out by `tidy`, a slice at a time, since it
+        would stop every decision meanwhile; what the slot is given until then counts once that is done.
+        """
+        self._waiting.pop(slot, None)
         holding = self._holdings.get(slot)
-        if holding is not None:
-            for value in holding.blocks:
-                self._unhold(slot, holding, value)
-            holding.blocks.clear()
-            holding.tokens = 0.0
+        if holding is None or not holding.blocks:
+            return
+        self._holdings[slot] = _Holding(capacity_tokens=holding.capacity_tokens)
+        if len(holding.blocks) <= _SLICE:
+            self._let_go(slot, holding)
+        else:
+            self._leaving[slot] = holding
+            self._gone |= 1 << slot
+
+    def tidy(self) -> bool:
+        """Do a slice of what `drop` left to be done; False: there is nothing. To be called now and then."""
+        for slot, holding in self._leaving.items():
+            if self._let_go(slot, holding):
+                del self._leaving[slot]
+                self._gone &= ~(1 << slot)
+                for chain in self._waiting.pop(slot, ()):
+                    self.touch(slot, chain)
+            return True
+        return False
 
     def blocks(self, slot: int) -> int:
         """How many blocks `slot` holds."""
@@ -195,6 +224,14 @@ class ChainIndex:
         if holding is None:
             holding = self._holdings[slot] = _Holding(capacity_tokens=self._default_capacity)
         return holding
+
+    def _let_go(self, slot: int, holding: _Holding) -> bool:
+        """Take a slice of the blocks out; True: that was all of them."""
+        blocks = holding.blocks
+        for _ in range(min(_SLICE, len(blocks))):
+            value, _tokens = blocks.popitem()
+            self._unhold(slot, holding, value)
+        return not blocks
 
     def _shrink(self, slot: int, holding: _Holding) -> None:
         while holding.tokens > holding.capacity_tokens and holding.blocks:
