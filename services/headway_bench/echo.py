@@ -56,6 +56,12 @@ class _Echo(routing_pb2_grpc.RouterServicer):
         ]
         return pb.ReportResponse(results=results)
 
+    async def Resume(self, request: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:  # noqa: N802
+        return pb.ResumeResponse()
+
+    async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
+        return pb.ExplainResponse()
+
     async def RouteStream(  # type: ignore[override]  # noqa: N802  the stubs know only generators
         self, request_iterator: AsyncIterator[pb.RouteStreamRequest], context: Context
     ) -> None:

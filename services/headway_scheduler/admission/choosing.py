@@ -221,7 +221,7 @@ class Chooser:
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
 
 
-def _first(count: int, lead: FloatColumn, others: Callable[[], Sequence[npt.NDArray[Any]]]) -> list[int]:
+def _first(count: int, lead: npt.NDArray[Any], others: Callable[[], Sequence[npt.NDArray[Any]]]) -> list[int]:
     """The first `count` positions by `lead`, ties by the other keys, the more important first, then by position.
 
     As np.lexsort would have it; but of many candidates those that are not among the first are never sorted, and where
@@ -245,7 +245,7 @@ def _first(count: int, lead: FloatColumn, others: Callable[[], Sequence[npt.NDAr
     return found
 
 
-def _sorted(lead: FloatColumn, others: Sequence[npt.NDArray[Any]]) -> list[int]:
+def _sorted(lead: npt.NDArray[Any], others: Sequence[npt.NDArray[Any]]) -> list[int]:
     found: list[int] = np.lexsort((*others[::-1], lead)).tolist()
     return found
 

@@ -6,6 +6,7 @@ columns, the pools and the groups.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import nan
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.decision import Placement
 from headway_scheduler.domain.desired import DesiredState
-from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceSample
+from headway_scheduler.domain.device import Device, DeviceEvent, DeviceEventKind, DeviceSample
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSample, SchedulingState
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
@@ -62,6 +63,16 @@ class Node:
     samples: dict[str, DeviceSample] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     endpoints: dict[str, "Endpoint"] = field(default_factory=dict)
+    devices: dict[str, Device] = field(init=False)
+    """What its Hello named, by UUID."""
+
+    def __post_init__(self) -> None:
+        self.greet(self.hello)
+
+    def greet(self, hello: Hello) -> None:
+        """Its agent said Hello."""
+        self.hello = hello
+        self.devices = {device.uuid: device for device in hello.devices}
 
 
 @dataclass(slots=True)
@@ -142,7 +153,8 @@ class Fleet:
         if node.hello.instance_id != hello.instance_id:
             node.sequence = 0
             node.failures.clear()
-        node.hello, node.connected, node.stale, node.heard_at = hello, True, False, now
+        node.greet(hello)
+        node.connected, node.stale, node.heard_at = True, False, now
         node.connection += 1
         announced = {spec.id for spec in hello.endpoints}
         for endpoint in [e for e in node.endpoints.values() if e.id not in announced]:
@@ -205,8 +217,9 @@ class Fleet:
         for reading in sample.devices:
             node.samples[reading.uuid] = reading
         for engine in sample.engines:
-            if engine.id in node.endpoints:
-                self._apply_engine(node.endpoints[engine.id], engine, now)
+            endpoint = node.endpoints.get(engine.id)
+            if endpoint is not None:
+                self._apply_engine(endpoint, engine, now)
         for endpoint in node.endpoints.values():
             self._apply_devices(endpoint)
         node.stale = False
@@ -394,7 +407,7 @@ class Fleet:
 
     def _apply_devices(self, endpoint: Endpoint) -> None:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot
-        devices = {device.uuid: device for device in node.hello.devices}
+        devices = node.devices
         memory, utilization, temperature, heat, power = [], [], [], [], []
         throttled, failed = False, ""
         for uuid in endpoint.spec.device_uuids:
@@ -411,10 +424,11 @@ class Fleet:
             temperature.append(sample.temperature_c.or_nan())
             heat.append(_ratio(sample.temperature_c.value, device.temperature_slowdown_c.value))
             power.append(_ratio(sample.power_w.value, device.power_limit_w.value))
-            throttled = throttled or not _HOT_REASONS.isdisjoint(sample.throttle_reasons)
+            if sample.throttle_reasons:
+                throttled = throttled or not _HOT_REASONS.isdisjoint(sample.throttle_reasons)
         endpoint.failed = failed
-        kv_use = columns.kv_use[slot]
-        columns.memory_pressure[slot] = kv_use if not np.isnan(kv_use) else _highest(memory)
+        kv_use = columns.kv_use.item(slot)
+        columns.memory_pressure[slot] = kv_use if kv_use == kv_use else _highest(memory)  # NaN is not itself
         columns.utilization[slot] = _highest(utilization)
         columns.temperature_c[slot] = _highest(temperature)
         columns.heat[slot] = _highest(heat)
@@ -514,9 +528,11 @@ def _within(pool: Slots, allowed: frozenset[int]) -> Slots:
 
 
 def _ratio(value: float | None, limit: float | None) -> float:
-    return float("nan") if value is None or not limit else value / limit
+    return nan if value is None or not limit else value / limit
 
 
 def _highest(values: list[float]) -> float:
+    if len(values) == 1:
+        return values[0]
     known = [value for value in values if value == value]  # NaN is not itself
-    return max(known, default=float("nan"))
+    return max(known, default=nan)

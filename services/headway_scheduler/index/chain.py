@@ -12,18 +12,19 @@ its conversation's next turn, and has the tail too.
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headway_scheduler.fleet.columns import Place
 from headway_scheduler.index.hashing import Chain
 
-__all__ = ["NOTHING", "ChainIndex", "Match", "mark", "slots_in"]
+__all__ = ["NOTHING", "ChainIndex", "FloatArray", "Match", "Place", "mark", "slots_in"]
 
 FloatArray = npt.NDArray[np.float64]
+Place = slice | npt.NDArray[np.integer[Any]]
+"""Where some slots' entries lie in arrays that have one for each slot."""
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -71,9 +72,9 @@ def mark(entries: FloatArray, mask: int, value: float) -> None:
         mask ^= 1 << top
 
 
-def _bits(mask: int, capacity: int) -> npt.NDArray[np.uint8]:
+def _bits(mask: int, capacity: int) -> npt.NDArray[np.bool_]:
     raw = np.frombuffer(mask.to_bytes((capacity + 7) // 8, "little"), np.uint8)
-    return np.unpackbits(raw, count=capacity, bitorder="little")
+    return np.unpackbits(raw, count=capacity, bitorder="little").view(np.bool_)
 
 
 def slots_in(mask: int, capacity: int) -> npt.NDArray[np.intp]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headway_scheduler.fleet.columns import FloatColumn
+from headway_scheduler.index.chain import FloatArray
 from headway_scheduler.index.hashing import Chain
 
 __all__ = ["Demand"]
@@ -65,7 +65,7 @@ class Demand:
             shared = depth
         return shared * chain.block_tokens
 
-    def invested(self, chain: Chain, hits: FloatColumn, uses: float) -> FloatColumn | None:
+    def invested(self, chain: Chain, hits: FloatArray, uses: float) -> FloatArray | None:
         """Of the tokens that each candidate lacks, those that others will use there; None: none.
 
         `hits`: what each candidate holds, in tokens. Each request in flight with a prefix stands for `uses` to come,
@@ -91,7 +91,7 @@ class Demand:
             invested.append(invested[-1] + part * (depths[number + 1] - depths[number]))
         if not invested[-1]:
             return None
-        found: FloatColumn = invested[-1] - np.interp(held, depths, invested)
+        found: FloatArray = invested[-1] - np.interp(held, depths, invested)
         if some is None:
             return found
         everywhere = np.full(len(hits), invested[-1])

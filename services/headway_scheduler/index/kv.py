@@ -20,13 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from headway_scheduler.fleet.columns import Place
-from headway_scheduler.index.chain import Match, mark, slots_in
+from headway_scheduler.index.chain import FloatArray, Match, Place, mark, slots_in
 from headway_scheduler.index.hashing import TOKENS, hash_blocks
 
 __all__ = ["TIERS", "Exact", "Ids", "Kind", "KvIndex", "KvPrompt", "kv_root"]
 
-FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 TIERS: Final = ("gpu", "cpu", "disk", "remote")

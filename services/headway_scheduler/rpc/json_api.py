@@ -104,7 +104,9 @@ class JsonApi:
 def _take_ids(fields: dict[str, Any], message: pb.RouteRequest) -> None:
     """Move a prompt's token ids over at once, where all are plain numbers: one by one, two million take seconds."""
     tokens = fields.get("tokens")
-    ids = tokens.get("ids") if isinstance(tokens, dict) else None
+    if not isinstance(tokens, dict):
+        return
+    ids = tokens.get("ids")
     others = ("text", "chat", "blocks")  # json_format says what is wrong with two prompts
     if not isinstance(ids, list) or set(map(type, ids)) != {int} or any(name in fields for name in others):
         return

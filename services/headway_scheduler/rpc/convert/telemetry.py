@@ -57,9 +57,9 @@ _EVENTS: Final = {
 
 
 def _measured(message: pb.Measurement) -> Measurement:
-    kind = message.WhichOneof("kind")
-    if kind == "value":
-        return Measurement(message.value) if isfinite(message.value) else UNKNOWN
+    value = message.value
+    if value or message.WhichOneof("kind") == "value":  # one that is not 0 says by itself that it is there
+        return Measurement(value) if isfinite(value) else UNKNOWN
     return _REASONS.get(message.missing, UNKNOWN)
 
 
