@@ -1,7 +1,7 @@
 """Many agents in one process: each a stream of samples.
 
-`python -m headway_bench.agents PORT NODES DEVICES HZ SECONDS TOKEN` prints `ready` when all are connected, and at the
-end one JSON object.
+`python -m headway_bench.agents PORT NODES DEVICES ENGINES HZ SECONDS TOKEN` prints `ready` when all are connected, and
+at the end one JSON object.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ def _value(value: float) -> pb.Measurement:
 
 
 class _Agent:
-    """One node: devices with an engine each."""
+    """One node: devices, and engines that share them evenly."""
 
-    def __init__(self, number: int, devices: int) -> None:
+    def __init__(self, number: int, devices: int, engines: int) -> None:
         self.node = f"node-{number}"
         self.lags: list[float] = []
         self.sent = 0
         self._dice = random.Random(number)  # the same samples in every run
         self._uuids = [f"GPU-{number}-{each}" for each in range(devices)]
-        self._addresses = [f"10.{number >> 8}.{number & 255}.1:{8000 + each}" for each in range(devices)]
+        self._addresses = [f"10.{number >> 8}.{number & 255}.1:{8000 + each}" for each in range(engines)]
         self._sequence = 0
 
     async def connect(self, stub: Any, metadata: Any) -> None:
@@ -56,9 +56,14 @@ class _Agent:
         ]
         engines = [
             pb.EngineEndpoint(
-                address=address, models=["m"], device_uuids=[uuid], engine="vllm", ready=True, hardware="h100-8b"
+                address=address,
+                models=["m"],
+                device_uuids=self._uuids[place :: len(self._addresses)],
+                engine="vllm",
+                ready=True,
+                hardware="h100-8b",
             )
-            for address, uuid in zip(self._addresses, self._uuids, strict=True)
+            for place, address in enumerate(self._addresses)
         ]
         self._call = stub.Connect(metadata=metadata)
         hello = pb.Hello(node=self.node, instance_id="1", devices=devices, endpoints=engines)
@@ -109,12 +114,12 @@ class _Agent:
         return pb.Sample(sequence=self._sequence, devices=devices, engines=engines)
 
 
-async def _run(port: str, nodes: int, devices: int, hz: float, seconds: float, token: str) -> Json:
+async def _run(port: str, nodes: int, devices: int, engines: int, hz: float, seconds: float, token: str) -> Json:
     metadata = (("authorization", f"Bearer {token}"),) if token else None
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(_CHANNELS)]
     stubs = [telemetry_pb2_grpc.TelemetryStub(channel) for channel in channels]
-    agents = [_Agent(number, devices) for number in range(nodes)]
+    agents = [_Agent(number, devices, engines) for number in range(nodes)]
     for start in range(0, nodes, _CONNECTING):
         some = enumerate(agents[start : start + _CONNECTING])
         await asyncio.gather(*(agent.connect(stubs[number % _CHANNELS], metadata) for number, agent in some))
@@ -129,8 +134,8 @@ async def _run(port: str, nodes: int, devices: int, hz: float, seconds: float, t
 
 def main() -> None:
     """Run as the arguments say."""
-    port, nodes, devices, hz, seconds, token = sys.argv[1:]
-    print(json.dumps(uvloop.run(_run(port, int(nodes), int(devices), float(hz), float(seconds), token))))
+    port, nodes, devices, engines, hz, seconds, token = sys.argv[1:]
+    print(json.dumps(uvloop.run(_run(port, int(nodes), int(devices), int(engines), float(hz), float(seconds), token))))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to pri
 PromptOption = Annotated[int, typer.Option(min=1, max=16_000_000, help="Of each prompt.")]
 SecondsOption = Annotated[float, typer.Option(min=0.1, max=600.0, help="Of each loaded run.")]
 NodesOption = Annotated[int, typer.Option(min=1, max=10_000, help="Agents.")]
-DevicesOption = Annotated[int, typer.Option(min=1, max=64, help="Of each agent, with an engine on each.")]
+DevicesOption = Annotated[int, typer.Option(min=1, max=64, help="Of each agent.")]
+EnginesOption = Annotated[int, typer.Option(min=1, max=64, help="Of each agent, on its devices.")]
 
 
 @bench_app.command()
@@ -101,25 +102,27 @@ def index(
 def telemetry(
     nodes: NodesOption = 1250,
     devices: DevicesOption = 8,
+    engines: EnginesOption = 8,
     hz: Annotated[float, typer.Option(min=0.01, max=100.0, help="Samples a second of each agent.")] = 1.0,
     seconds: SecondsOption = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """A fleet of agents on one scheduler: its cores and memory, and how long samples take to be acknowledged."""
-    _print(_found(measure_telemetry(TelemetrySettings(nodes, devices, hz, seconds))), output)
+    _print(_found(measure_telemetry(TelemetrySettings(nodes, devices, engines, hz, seconds))), output)
 
 
 @bench_app.command()
 def mixed(
     nodes: NodesOption = 1250,
     devices: DevicesOption = 8,
+    engines: EnginesOption = 8,
     rate: Annotated[float, typer.Option(min=1.0, max=100_000.0, help="Routes a second.")] = 1000.0,
     prompt_bytes: PromptOption = 2048,
     seconds: SecondsOption = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Routes at a fixed rate, while a fleet of agents streams and an admin writes: their latency."""
-    _print(_found(measure_mixed(MixedSettings(nodes, devices, rate, prompt_bytes, seconds))), output)
+    _print(_found(measure_mixed(MixedSettings(nodes, devices, engines, rate, prompt_bytes, seconds))), output)
 
 
 def _found(measuring: Awaitable[T]) -> T:

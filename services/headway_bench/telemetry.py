@@ -27,10 +27,11 @@ _CALLERS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySettings:
-    """So many agents, each with so many devices and an engine on each, that send `hz` samples a second."""
+    """So many agents, each with so many devices and engines on them, that send `hz` samples a second."""
 
     nodes: int = 1250
     devices: int = 8
+    engines: int = 8
     hz: float = 1.0
     seconds: float = 10.0
 
@@ -41,6 +42,7 @@ class MixedSettings:
 
     nodes: int = 1250
     devices: int = 8
+    engines: int = 8
     rate: float = 1000.0
     prompt_bytes: int = 2048
     seconds: float = 10.0
@@ -73,7 +75,7 @@ async def measure_mixed(settings: MixedSettings) -> Json:
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
         pid, port = await stack.enter_async_context(scheduler_process(directory, auth=True))
-        fleet_settings = TelemetrySettings(settings.nodes, settings.devices, 1.0)
+        fleet_settings = TelemetrySettings(settings.nodes, settings.devices, settings.engines, 1.0)
         fleet = await stack.enter_async_context(_agents(port, fleet_settings, settings.seconds + 2 * _SETTLE_S))
         writing = asyncio.create_task(_write(port))
         stack.callback(writing.cancel)
@@ -102,7 +104,7 @@ async def measure_mixed(settings: MixedSettings) -> Json:
 @contextlib.asynccontextmanager
 async def _agents(port: int, settings: TelemetrySettings, seconds: float) -> AsyncIterator[asyncio.subprocess.Process]:
     """The fleet's process, once all of it is connected."""
-    arguments = (port, settings.nodes, settings.devices, settings.hz, seconds, ADMIN_TOKEN)
+    arguments = (port, settings.nodes, settings.devices, settings.engines, settings.hz, seconds, ADMIN_TOKEN)
     process = await python("headway_bench.agents", *map(str, arguments), stdout=asyncio.subprocess.PIPE)
     async with ended(process):
         if process.stdout is None or await process.stdout.readline() != b"ready\n":

@@ -67,13 +67,13 @@ def test_an_index_holds_what_it_was_given():
 
 
 async def test_a_fleet_of_agents():
-    found = await measure_telemetry(TelemetrySettings(nodes=3, devices=2, hz=5.0, seconds=0.5))
+    found = await measure_telemetry(TelemetrySettings(nodes=3, devices=2, engines=1, hz=5.0, seconds=0.5))
     assert found["samples_of_wanted"] > 0
     assert found["rss_mb"] > 0
 
 
 async def test_routes_beside_agents_and_an_admin():
-    found = await measure_mixed(MixedSettings(nodes=2, devices=2, rate=50.0, prompt_bytes=600, seconds=0.5))
+    found = await measure_mixed(MixedSettings(nodes=2, devices=2, engines=2, rate=50.0, prompt_bytes=600, seconds=0.5))
     assert found["requests_per_s"] > 0
     assert found["p50_us"] <= found["p99_us"]
 
