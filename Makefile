@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help venv demo up bench-decisions test test-system test-vllm check format protos baseline lock clean
+.PHONY: help venv demo up bench bench-decisions test test-system test-vllm check format protos baseline lock clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -23,6 +23,12 @@ demo: venv ## Show what Headway is worth: round robin against adaptive on eight 
 
 up: venv ## Start the local stack and print its addresses
 	$(BIN)/headway up
+
+bench: venv ## Measure what a request costs: in process, by stream, by calls, and the index (docs/performance.md)
+	$(BIN)/headway bench route --mode inproc
+	$(BIN)/headway bench route --mode stream
+	$(BIN)/headway bench route --mode unary --concurrency 16
+	$(BIN)/headway bench index
 
 bench-decisions: venv ## Run adaptive against every peer; HEADWAY_TRACES names a folder of public traces (docs/benchmarks.md)
 	$(BIN)/headway sim decisions --out build/decisions

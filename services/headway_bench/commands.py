@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypeVar
 
 import typer
 from headway_cli.local.processes import LocalStackError
@@ -12,11 +13,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from headway_bench.envoy import BenchError, EnvoyBench, EnvoySettings
+from headway_bench.envoy import EnvoyBench, EnvoySettings
+from headway_bench.figures import BenchError, Json
+from headway_bench.inproc import InprocSettings, measure_inproc
+from headway_bench.processes import run_json
 from headway_bench.real.run import RealSettings, run_real, shortcomings
+from headway_bench.route import RouteSettings, measure_route
 from headway_bench.takeover import How, TakeoverBench, TakeoverSettings
+from headway_bench.telemetry import MixedSettings, TelemetrySettings, measure_mixed, measure_telemetry
 
 __all__ = ["bench_app"]
+
+T = TypeVar("T")
 
 bench_app = typer.Typer(
     name="bench",
@@ -33,21 +41,110 @@ class Output(StrEnum):
     JSON = "json"
 
 
+class Mode(StrEnum):
+    """How requests come to the scheduler."""
+
+    UNARY = "unary"
+    STREAM = "stream"
+    INPROC = "inproc"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print it.")]
+PromptOption = Annotated[int, typer.Option(min=1, max=16_000_000, help="Of each prompt.")]
+SecondsOption = Annotated[float, typer.Option(min=0.1, max=600.0, help="Of each loaded run.")]
+NodesOption = Annotated[int, typer.Option(min=1, max=10_000, help="Agents.")]
+DevicesOption = Annotated[int, typer.Option(min=1, max=64, help="Of each agent.")]
+EnginesOption = Annotated[int, typer.Option(min=1, max=64, help="Of each agent, on its devices.")]
+
+
 @bench_app.command()
 def envoy(
     endpoints: Annotated[int, typer.Option(min=1, max=250, help="Engines in the fleet.")] = 100,
     connections: Annotated[int, typer.Option(min=1, max=1000, help="Of the loaded runs.")] = 16,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Of each loaded run.")] = 5.0,
-    prompt_bytes: Annotated[int, typer.Option(min=1, help="Of each prompt.")] = 2048,
-    output: Annotated[Output, typer.Option("--output", "-o", help="How to print it.")] = Output.TABLE,
+    seconds: SecondsOption = 5.0,
+    prompt_bytes: PromptOption = 2048,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Envoy with one worker, straight and with Headway as its picker: requests a second, latency, CPU a request."""
     settings = EnvoySettings(endpoints, connections, seconds, prompt_bytes)
+    _print(_found(EnvoyBench(settings).run()), output)
+
+
+@bench_app.command()
+def route(
+    mode: Annotated[Mode, typer.Option(help="A call each, one coalesced stream, or no wire at all.")] = Mode.STREAM,
+    endpoints: Annotated[int, typer.Option(min=1, max=50_000, help="Engines in the fleet.")] = 100,
+    prompt_bytes: PromptOption = 2048,
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Requests in flight.")] = 64,
+    strategy: Annotated[str, typer.Option(help="What decides.")] = "adaptive",
+    auth: Annotated[bool, typer.Option(help="Ask callers for credentials.")] = True,
+    seconds: SecondsOption = 6.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Requests routed, reported first-token and finished, beside a bare gRPC echo of the same messages."""
+    if mode is Mode.INPROC:
+        found = _checked(
+            lambda: measure_inproc(InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds))
+        )
+        _print({"decide, reserve, first token, end": found}, output)
+    else:
+        settings = RouteSettings(mode.value, endpoints, prompt_bytes, concurrency, strategy, auth, seconds)
+        _print(_found(measure_route(settings)), output)
+
+
+@bench_app.command()
+def index(
+    blocks: Annotated[int, typer.Option(min=1000, max=20_000_000, help="In all.")] = 1_000_000,
+    endpoints: Annotated[int, typer.Option(min=1, max=50_000, help="That hold them.")] = 100,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """The prefix index: memory, matches, inserts, and how long dropping an endpoint stops everything else."""
+    _print({"index": _found(run_json("headway_bench.index", blocks, endpoints))}, output)
+
+
+@bench_app.command()
+def telemetry(
+    nodes: NodesOption = 1250,
+    devices: DevicesOption = 8,
+    engines: EnginesOption = 8,
+    hz: Annotated[float, typer.Option(min=0.01, max=100.0, help="Samples a second of each agent.")] = 1.0,
+    seconds: SecondsOption = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """A fleet of agents on one scheduler: its cores and memory, and how long samples take to be acknowledged."""
+    _print(_found(measure_telemetry(TelemetrySettings(nodes, devices, engines, hz, seconds))), output)
+
+
+@bench_app.command()
+def mixed(
+    nodes: NodesOption = 1250,
+    devices: DevicesOption = 8,
+    engines: EnginesOption = 8,
+    rate: Annotated[float, typer.Option(min=1.0, max=100_000.0, help="Routes a second.")] = 1000.0,
+    prompt_bytes: PromptOption = 2048,
+    seconds: SecondsOption = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Routes at a fixed rate, while a fleet of agents streams and an admin writes: their latency."""
+    _print(_found(measure_mixed(MixedSettings(nodes, devices, engines, rate, prompt_bytes, seconds))), output)
+
+
+def _found(measuring: Awaitable[T]) -> T:
+    async def run() -> T:
+        return await measuring
+
+    return _checked(lambda: asyncio.run(run()))
+
+
+def _checked(measure: Callable[[], T]) -> T:
     try:
-        found = asyncio.run(EnvoyBench(settings).run())
+        return measure()
     except BenchError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from None
+
+
+def _print(found: Json, output: Output) -> None:
     if output is Output.JSON:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -83,7 +180,7 @@ def vllm(
     raise typer.Exit(1 if lacking else 0)
 
 
-def _real_table(found: dict[str, Any]) -> Table:
+def _real_table(found: Json) -> Table:
     settings = found["settings"]
     title = (
         f"{settings['engines']} engines; {settings['sessions']} sessions of {settings['turns']} turns, "
@@ -122,10 +219,14 @@ def takeover(
         Console().print(_table(found))
 
 
-def _table(found: dict[str, dict[str, Any]]) -> Table:
-    columns = list(dict.fromkeys(column for name, row in found.items() if name != "settings" for column in row))
+def _table(found: Json) -> Table:
+    """A row for each part that has figures of its own; those that have none are a row together."""
+    rows = {name: row for name, row in found.items() if isinstance(row, dict) and name != "settings"}
+    single = {name: value for name, value in found.items() if not isinstance(value, dict)}
+    if single:
+        rows["together"] = single
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
     table = Table("", *columns, box=box.SIMPLE)
-    for name, row in found.items():
-        if name != "settings":
-            table.add_row(name, *(str(row.get(column, "")) for column in columns))
+    for name, row in rows.items():
+        table.add_row(name, *(str(row.get(column, "")) for column in columns))
     return table

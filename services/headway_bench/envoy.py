@@ -3,9 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -13,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
 import psutil
-from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 
-__all__ = ["BenchError", "EnvoyBench", "EnvoySettings", "envoy_config", "listener_ports"]
+from headway_bench.figures import BenchError, Json
+from headway_bench.processes import PATIENCE_S, appears, ended, fleet_of, python, scheduler_process
 
-Json = dict[str, Any]  # what goes to Envoy, and what is printed
+__all__ = ["EnvoyBench", "EnvoySettings", "envoy_config", "listener_ports"]
+
 _V3: Final = "type.googleapis.com/envoy.extensions"
-_PATIENCE_S: Final = 30.0
 _BIG_BYTES: Final = 400_000
 
 
@@ -33,10 +29,6 @@ class EnvoySettings:
     connections: int = 16
     seconds: float = 5.0
     prompt_bytes: int = 2048
-
-
-class BenchError(Exception):
-    """Something did not start, or requests failed: its numbers would mean nothing."""
 
 
 class EnvoyBench:
@@ -51,8 +43,8 @@ class EnvoyBench:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
             engine_port = int(await stack.enter_async_context(_engine()))
             addresses = [f"127.0.1.{number + 1}:{engine_port}" for number in range(self._settings.endpoints)]
-            scheduler, port = await stack.enter_async_context(_scheduler(directory))
-            await stack.enter_async_context(_fleet(port, addresses))
+            scheduler, port = await stack.enter_async_context(scheduler_process(directory))
+            await stack.enter_async_context(fleet_of(port, addresses))
             config = envoy_config(addresses, port)
             envoy, ports = await stack.enter_async_context(_envoy(directory, config))
             self._processes = [psutil.Process(envoy), psutil.Process(scheduler)]
@@ -107,8 +99,8 @@ def _as_json(settings: EnvoySettings) -> Json:
 
 async def _load(port: int, connections: int, seconds: float, body_bytes: int) -> Json:
     arguments = [f"127.0.0.1:{port}", connections, seconds, body_bytes]
-    process = await _python("headway_bench.load", *map(str, arguments), stdout=asyncio.subprocess.PIPE)
-    async with _ended(process):
+    process = await python("headway_bench.load", *map(str, arguments), stdout=asyncio.subprocess.PIPE)
+    async with ended(process):
         out, _ = await process.communicate()
     found: Json = json.loads(out)
     if found["failed"] or found["broken"] or not found["requests"]:
@@ -121,81 +113,13 @@ async def _load(port: int, connections: int, seconds: float, body_bytes: int) ->
 # Processes
 
 
-async def _python(module: str, *arguments: str, **options: Any) -> asyncio.subprocess.Process:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **options.pop("env", {})}
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, env=environment, **options)
-
-
-@contextlib.asynccontextmanager
-async def _ended(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
-    """Whatever happens, the process is gone afterwards."""
-    try:
-        yield
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
 @contextlib.asynccontextmanager
 async def _engine() -> AsyncIterator[str]:
-    process = await _python("headway_bench.engine", stdout=asyncio.subprocess.PIPE)
-    async with _ended(process):
+    process = await python("headway_bench.engine", stdout=asyncio.subprocess.PIPE)
+    async with ended(process):
         if process.stdout is None:
             raise BenchError("the engine has no output")
         yield (await process.stdout.readline()).decode()
-
-
-@contextlib.asynccontextmanager
-async def _scheduler(directory: Path) -> AsyncIterator[tuple[int, int]]:
-    """A scheduler with a Postgres of its own: its process id and gRPC port."""
-    ports = directory / "ports.json"
-    environment = {
-        "HEADWAY_DATA_DIR": str(directory / "data"),
-        "HEADWAY_SCHEDULER_LISTEN": "127.0.0.1:0",
-        "HEADWAY_SCHEDULER_LISTEN_HTTP": "127.0.0.1:0",
-        "HEADWAY_SCHEDULER_PORT_FILE": str(ports),
-        "HEADWAY_SCHEDULER_LOG_LEVEL": "warning",
-        "HEADWAY_SCHEDULER_DRAIN_TIMEOUT_S": "0",
-    }
-    process = await _python("headway_scheduler.main", env=environment)
-    async with _ended(process):
-        await _appears(ports, process)
-        yield process.pid, int(json.loads(ports.read_text())["grpc"])
-
-
-@contextlib.asynccontextmanager
-async def _fleet(port: int, addresses: list[str]) -> AsyncIterator[None]:
-    """An agent's stream that announces the engines, and keeps saying that they are well."""
-    engines = [
-        telemetry_pb2.EngineEndpoint(address=address, models=["m"], ready=True, engine="vllm") for address in addresses
-    ]
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = telemetry_pb2_grpc.TelemetryStub(channel).Connect()
-        hello = telemetry_pb2.Hello(node="bench", instance_id="1", endpoints=engines)
-        await call.write(telemetry_pb2.ConnectRequest(hello=hello))
-        await call.read()
-        telling = asyncio.create_task(_tell(call, addresses))
-        try:
-            yield
-        finally:
-            telling.cancel()
-            call.cancel()
-
-
-async def _tell(call: Any, addresses: list[str]) -> None:
-    sequence = 0
-    while True:
-        sequence += 1
-        engines = [telemetry_pb2.EngineSample(address=address, ready=True) for address in addresses]
-        await call.write(telemetry_pb2.ConnectRequest(sample=telemetry_pb2.Sample(sequence=sequence, engines=engines)))
-        await asyncio.sleep(1.0)
 
 
 @contextlib.asynccontextmanager
@@ -210,8 +134,8 @@ async def _envoy(directory: Path, config: Json) -> AsyncIterator[tuple[int, dict
         *("--config-path", str(config_path), "--admin-address-path", str(admin_path)),
         *("--concurrency", "1", "--log-level", "error", "--disable-hot-restart"),
     )
-    async with _ended(process):
-        await _appears(admin_path, process)
+    async with ended(process):
+        await appears(admin_path, process)
         yield process.pid, await listener_ports(admin_path.read_text().strip())
 
 
@@ -219,7 +143,7 @@ async def listener_ports(admin: str) -> dict[str, int]:
     """The ports of a running Envoy's listeners by name, once it is ready; `admin` is where it is asked."""
     import aiohttp
 
-    async with asyncio.timeout(_PATIENCE_S), aiohttp.ClientSession() as http:
+    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as http:
         while True:
             async with http.get(f"http://{admin}/ready") as ready:
                 if ready.status == 200:
@@ -228,18 +152,6 @@ async def listener_ports(admin: str) -> dict[str, int]:
         async with http.get(f"http://{admin}/listeners?format=json") as answer:
             found = await answer.json(content_type=None)
     return {each["name"]: each["local_address"]["socket_address"]["port_value"] for each in found["listener_statuses"]}
-
-
-async def _appears(path: Path, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(_PATIENCE_S):
-        while not _text(path):
-            if process.returncode is not None:
-                raise BenchError(f"a process ended with status {process.returncode} before it was ready")
-            await asyncio.sleep(0.05)
-
-
-def _text(path: Path) -> str:
-    return path.read_text().strip() if path.exists() else ""
 
 
 # Envoy's configuration

@@ -11,7 +11,7 @@ from headway_cli.session import Session
 __all__ = ["add_benchmarks"]
 
 _EXTRA: Final = "bench"
-_EXAMPLE: Final = "headway bench envoy -o json"
+_EXAMPLE: Final = "headway bench route --mode stream -o json"
 
 
 def add_benchmarks(app: typer.Typer) -> None:
@@ -19,7 +19,7 @@ def add_benchmarks(app: typer.Typer) -> None:
     command(
         app,
         "bench",
-        help="Measure real processes on this machine: envoy, takeover, vllm.",
+        help="Measure real processes on this machine: envoy, route, index, telemetry, mixed, takeover, vllm.",
         example=_EXAMPLE,
         offline=True,
         passes_on=True,

@@ -91,6 +91,7 @@ class Scheduler:
             algorithms=algorithms(),
             clock=clock,
             timer=time.thread_time,
+            wall=time.perf_counter,
             record_usage=self._record_usage,
         )
         self.fleet, self.ledger, self.dispatcher = self.core.fleet, self.core.ledger, self.core.dispatcher

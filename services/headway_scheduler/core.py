@@ -85,8 +85,9 @@ class Core:
         clock: Callable[[], float],
         timer: Callable[[], float],
         record_usage: UsageRecorder,
+        wall: Callable[[], float] | None = None,
     ) -> None:
-        """`clock` is monotonic, in seconds; `timer` measures what a strategy spends (see StrategyRegistry)."""
+        """`clock` is monotonic, in seconds; `timer` and `wall` tell what a strategy spends (see StrategyRegistry)."""
         self.config, self.clock = config, clock
         self.desired = DesiredState()
         self.discovered: dict[str, Model] = {}
@@ -100,7 +101,7 @@ class Core:
         self.fingerprints = FingerprintIndex()
         self.costs = CostModel(self.fleet.columns, config.time_scale, Learned.COSTS in config.learn)
         self.history = History(config.time_scale, Learned.HISTORY in config.learn)
-        self.registry = StrategyRegistry(algorithms, timer)
+        self.registry = StrategyRegistry(algorithms, timer, wall)
         self.intake = Intake(self.history)
         self.salts = Salts(b"")
         self.dispatcher = Dispatcher(
@@ -155,6 +156,7 @@ class Core:
     def tick(self, now: float) -> None:
         """Do what time does: expire reservations and holds, sweep the fleet now and then, try the holds again."""
         self.dispatcher.advance(now)
+        self.index.tidy()
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self.fleet.sweep(now)

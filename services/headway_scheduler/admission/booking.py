@@ -1,9 +1,9 @@
 """Places: what a request adds to an endpoint, and the reservations that count it there."""
 
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from headway_scheduler.admission.choosing import Choice
 from headway_scheduler.admission.holds import Work
@@ -22,9 +22,6 @@ from headway_scheduler.learning.timing import Flight
 __all__ = ["Booker"]
 
 _WORTH_PULLING_TOKENS: Final = 512.0
-_RANK_HEADER: Final = "x-data-parallel-rank"
-_RANKS_BY_HEADER: Final = frozenset({"vllm", "sglang", "emulator"})
-"""THE list of engines known to give a request to the data-parallel rank that this header names."""
 
 
 class Booker:
@@ -57,9 +54,11 @@ class Booker:
         if kv is not None and kv.tokens is not None:
             request = replace(request, prompt_tokens=kv.tokens)  # counted, not estimated
         chain = chain_of(request, self._history.bytes_per_token(request.model), self._max_index_blocks)
-        history, model, task_class = self._history, request.model, request.task_class
-        output = history.expected_output(request.tenant, model, task_class, request.max_tokens)
-        kv_output = history.expected_output(request.tenant, model, task_class, request.max_tokens, self._kv_quantile)
+        history, model, task_class, quantile = self._history, request.model, request.task_class, self._kv_quantile
+        output = kv_output = history.expected_output(request.tenant, model, task_class, request.max_tokens)
+        if quantile is not None:
+            kv_output = history.expected_output(request.tenant, model, task_class, request.max_tokens, quantile)
+        weight, uncapped_weight = history.weights(model, task_class)
         text_bytes = len(request.prompt.data) if isinstance(request.prompt, TextPrompt) else 0
         estimated = request.prompt_tokens + output
         return Work(
@@ -71,8 +70,8 @@ class Booker:
             expected_output=output,
             estimated_tokens=estimated,
             kv_output=kv_output,
-            weight=history.weight(model, task_class),
-            uncapped_weight=history.weight(model, task_class, capped=False),
+            weight=weight,
+            uncapped_weight=uncapped_weight,
             text_bytes=text_bytes,
             kv=kv,
         )
@@ -81,9 +80,8 @@ class Booker:
         """Give a request the chosen place."""
         slot, request, hit = choice.slot, work.request, choice.hit_tokens
         leg, prefill_ms, expected_s = self._leg(work, slot, hit, choice.hit_transfer_ms)
-        queued_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3
         ttft = choice.predicted_ttft_ms
-        predicted = queued_ms + prefill_ms if ttft is None else ttft
+        predicted = self._fleet.columns.prefill_us.item(slot) / 1e3 + prefill_ms if ttft is None else ttft
         # A transfer is in the TTFT, but no part of what the cost model learns.
         work.flight = self._flight(work, slot, hit, now, usable=not choice.hit_transfer_ms)
         matched = min(int(hit), max(0, request.prompt_tokens - 1))
@@ -221,15 +219,16 @@ class Booker:
 
     def fallbacks(self, choice: Choice) -> tuple[Placement, ...]:
         """The next best, in order."""
-        order = choice.order[1 : 1 + self._max_fallbacks]
-        return tuple(self._placement(int(choice.slots[other])) for other in order)
+        slots, by_slot = choice.slots, self._fleet.by_slot
+        return tuple([by_slot[slots.item(other)].placement for other in choice.order[1 : 1 + self._max_fallbacks]])
 
     def _leg(self, work: Work, slot: int, hit: float, transfer_ms: float = 0.0) -> tuple[Leg, float, float]:
         """A leg on `slot`, its prefill alone in milliseconds, and its expected duration in seconds."""
         request = work.request
         hit = min(hit, max(0.0, request.prompt_tokens - 1.0))
         uncached = request.prompt_tokens - hit
-        prefill_ms = self._costs.prefill_ms_at(slot, uncached, hit) + transfer_ms
+        work_ms, steps_ms = self._costs.prefill_parts_ms_at(slot, uncached, hit)
+        prefill_ms = work_ms + steps_ms + transfer_ms
         # What others there share with it is in memory once.
         shared = min(hit, self._prefixes.demand.shared_tokens(work.chain))
         booking = Booking(
@@ -239,7 +238,7 @@ class Booker:
             context_tokens=round(request.prompt_tokens + work.expected_output / 2),
             kv_tokens=round(request.prompt_tokens - shared + work.kv_output / 2),
             uncapped_micro=round(work.uncapped_weight * 1e6),
-            prefill_work_us=round((self._costs.prefill_work_ms_at(slot, uncached, hit) + transfer_ms) * 1e3),
+            prefill_work_us=round((work_ms + transfer_ms) * 1e3),
         )
         expected_s = prefill_ms / 1e3 + work.expected_output * self._history.seconds_per_token(request.model)
         return Leg(slot, booking), prefill_ms, expected_s
@@ -278,8 +277,4 @@ class Booker:
             self._fingerprints.touch(slot, work.chain.root, work.fingerprint)
 
     def _placement(self, slot: int) -> Placement:
-        endpoint = self._fleet.by_slot[slot]
-        spec, headers = endpoint.spec, {}
-        if spec.engine in _RANKS_BY_HEADER and self._fleet.ranks_at(spec.address) > 1:
-            headers[_RANK_HEADER] = str(spec.dp_rank)
-        return Placement(spec, endpoint.node.id, headers)
+        return self._fleet.by_slot[slot].placement

@@ -1,7 +1,8 @@
 """Candidates and their prices: pool ∩ GPU groups ∩ subset − excluded − hard guards, then the strategy's costs."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.errors import AllDraining, AllUnhealthy, HeadwayError, NoEndpoints
-from headway_scheduler.fleet.columns import FloatColumn, Slots
+from headway_scheduler.fleet.columns import FloatColumn, Pool, Slots
 from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.index.chain import Match
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
@@ -25,36 +26,34 @@ __all__ = ["Choice", "Chooser", "names_endpoint"]
 
 BoolColumn = npt.NDArray[np.bool_]
 _EMPTY: Final = np.zeros(0, np.int32)
+_SORTED_WHOLE: Final = 256
+"""So many candidates are sorted as fast as searched."""
 
 
 @dataclass(slots=True)
 class Choice:
-    """A priced set of candidates. `order` holds positions in `slots`, the chosen first.
+    """A priced set of candidates. `order` holds the positions in `slots` of the best ones, the chosen first.
 
-    `dispatchable`: the chosen may be given now; `binds_late`: if not, this one is waited for and no other taken.
-    `by_guard`: what forbids each candidate for now; `transfer_ms`: to bring what each has of the prompt to its GPU;
-    `known`: what engines' own events say each has of it.
+    `slot`: the chosen one's; `dispatchable`: it may be given now; `binds_late`: if not, it is waited for and no other
+    taken. `transfer_ms`: to bring what each has of the prompt to its GPU; `known`: what engines' own events say each
+    has. `by_guard` finds what forbids each for now, as long as nothing has changed since.
     """
 
     slots: Slots
     priced: Priced
-    by_guard: dict[str, BoolColumn]
     hits: FloatColumn
     transfer_ms: FloatColumn | None
     known: FloatColumn | None
-    order: npt.NDArray[np.intp]
+    order: list[int]
+    slot: int
     dispatchable: bool
     binds_late: bool
+    by_guard: Callable[[], dict[str, BoolColumn]]
 
     @property
     def position(self) -> int:
         """Where the chosen one stands in `slots`."""
-        return int(self.order[0])
-
-    @property
-    def slot(self) -> int:
-        """The chosen one."""
-        return int(self.slots[self.order[0]])
+        return self.order[0]
 
     @property
     def predicted_ttft_ms(self) -> float | None:
@@ -84,7 +83,10 @@ class Chooser:
         registry: StrategyRegistry,
         random: np.random.Generator,
         time_scale: float,
+        ranked: int,
     ) -> None:
+        """`ranked`: so many of the best candidates each choice names."""
+        self._ranked = ranked
         self.guards = SoftGuards(fleet.columns)
         self._fleet, self._prefixes, self._fingerprints, self._registry = fleet, prefixes, fingerprints, registry
         self._random = random
@@ -97,13 +99,13 @@ class Chooser:
 
         `tentative`: what those before it in the line will add. Raises NoEndpoints, AllDraining, AllUnhealthy.
         """
-        request, is_open = work.request, self._fleet.columns.open
-        own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
-        allowed, spare = self.within(request, own), self.within(request, burst)
-        open_own = allowed[is_open[allowed]]
-        open_spare = spare[is_open[spare]] if len(spare) else spare
+        request = work.request
+        open_own, open_spare = self._fleet.open_candidates(request.tenant, request.model, request.adapter)
+        if request.excluded or request.subset is not None or request.cannot_inject_salt:
+            open_own, open_spare = (Pool.of(self.within(request, each.slots)) for each in (open_own, open_spare))
         if not len(open_own) and not len(open_spare):
-            raise self._none_left(request, np.concatenate([allowed, spare]))
+            own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
+            raise self._none_left(request, np.concatenate([self.within(request, own), self.within(request, burst)]))
         match = self._prefixes.match(work, now)
         if len(open_own):
             choice = self._price(work, bound, open_own, match, now, tentative)
@@ -115,7 +117,7 @@ class Chooser:
     def watch(self, work: Work, bound: Bound, choice: Choice, now: float) -> None:
         """Let the shadows price what was chosen."""
         for shadow in bound.shadows:
-            view = self._view(work, choice.slots, self._prefixes.match(work, now), None)
+            view = self._view(work, Pool.of(choice.slots), self._prefixes.match(work, now), None)
             self._registry.watch(shadow, work.request, view, now, choice.position)
 
     def within(self, request: Request, slots: Slots) -> Slots:
@@ -142,9 +144,9 @@ class Chooser:
         return np.array(kept, np.int32) if kept else _EMPTY
 
     def _price(
-        self, work: Work, bound: Bound, slots: Slots, match: Match | Exact, now: float, tentative: Tentative | None
+        self, work: Work, bound: Bound, pool: Pool, match: Match | Exact, now: float, tentative: Tentative | None
     ) -> Choice:
-        view = self._view(work, slots, match, tentative)
+        view, slots = self._view(work, pool, match, tentative), pool.slots
         priced = self._registry.price(bound.active, work.request, view, now)
         # Late binding is for those who can wait here; others queue in the engine, as they would without a scheduler.
         window_ms = priced.window_ms if work.patient else None
@@ -152,49 +154,49 @@ class Chooser:
         # waited long enough waits for it at the head of the engine's own queue, where nobody passes it.
         late = work.patient and not work.urgent
         guards = priced.guards if late else priced.guards - {SoftGuard.KV_ROOM}
-        by_guard = self.guards.blocked(guards, view, work.request.prompt_tokens - view.hit_tokens)
-        blocked = np.zeros(len(slots), np.bool_)
-        for forbidden in by_guard.values():
-            blocked |= forbidden
+        prompt_tokens = work.request.prompt_tokens
         # Cheapest first; ties: fewest in flight, then longest not chosen.
-        ties = (view.last_chosen, view.inflight, priced.costs.cost)
+        costs, count = priced.costs.cost, min(self._ranked, len(slots))
         if window_ms is None:
             # What may not be dispatched now comes last: take another.
-            order = np.lexsort((*ties, blocked))
-            dispatchable = not blocked[order[0]]
+            blocked = self.guards.forbidden(guards, view, prompt_tokens)
+            order = _first(count, blocked, lambda: (costs, view.inflight, view.last_chosen))
+            slot, dispatchable = int(slots[order[0]]), not blocked[order[0]]
         else:
             # Late binding: wait for the best one rather than take another (FIELD.md, What to beat).
-            order = np.lexsort(ties)
-            best = int(order[0])
-            queued = self._fleet.columns.prefill_us[slots[best]] / 1e3
-            ahead = tentative is not None and tentative.holds(int(slots[best]))
-            dispatchable = not blocked[best] and not ahead and queued < window_ms / self._time_scale
+            order = _first(count, costs, lambda: (view.inflight, view.last_chosen))
+            slot = int(slots[order[0]])
+            queued = self._fleet.columns.prefill_us.item(slot) / 1e3
+            ahead = tentative is not None and tentative.holds(slot)
+            forbidden = self.guards.forbids(guards, view, order[0], prompt_tokens)
+            dispatchable = not forbidden and not ahead and queued < window_ms / self._time_scale
         if priced.costs.prefill_ms is not None:
-            work.least_prefill_ms = float(priced.costs.prefill_ms.min())
-        named = {guard.value: forbidden for guard, forbidden in by_guard.items()}
+            work.least_prefill_ms = float(np.minimum.reduce(priced.costs.prefill_ms))
         return Choice(
             slots,
             priced,
-            named,
             view.hit_tokens,
             view.transfer_ms,
-            match.known(slots, self._fleet.columns.capacity),
+            match.known(pool.place, self._fleet.columns.capacity),
             order,
+            slot,
             bool(dispatchable),
             window_ms is not None,
+            lambda: {each.value: them for each, them in self.guards.blocked(guards, view, prompt_tokens).items()},
         )
 
-    def _view(self, work: Work, slots: Slots, match: Match | Exact, tentative: Tentative | None) -> View:
-        columns = self._fleet.columns
+    def _view(self, work: Work, pool: Pool, match: Match | Exact, tentative: Tentative | None) -> View:
+        columns, place = self._fleet.columns, pool.place
         return View(
             columns,
-            slots,
-            lambda slots: match.tokens(slots, columns.capacity),
+            pool.slots,
+            lambda _: match.tokens(place, columns.capacity),
             lambda slots: self._similar(work, slots),
             self._random,
             tentative,
-            lambda slots: match.transfer_ms(slots, columns.capacity, self._transfer_ms),
+            lambda _: match.transfer_ms(place, columns.capacity, self._transfer_ms),
             lambda hits, uses: self._prefixes.demand.invested(work.chain, hits, uses),
+            place,
         )
 
     def _similar(self, work: Work, slots: Slots) -> BoolColumn:
@@ -217,6 +219,35 @@ class Chooser:
         if all(any(state is not SchedulingState.ACTIVE for state in pair) for pair in states):
             return AllDraining(f"all endpoints of {model!r} are cordoned or draining", model=model, tenant=tenant)
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
+
+
+def _first(count: int, lead: npt.NDArray[Any], others: Callable[[], Sequence[npt.NDArray[Any]]]) -> list[int]:
+    """The first `count` positions by `lead`, ties by the other keys, the more important first, then by position.
+
+    As np.lexsort would have it; but of many candidates those that are not among the first are never sorted, and where
+    there are no ties the other keys are never found.
+    """
+    if len(lead) <= _SORTED_WHOLE:
+        return _sorted(lead, others())[:count]
+    found: list[int] = []
+    left = lead.astype(np.float64)  # a copy, where what was found is struck out
+    while len(found) < count:
+        lowest = left.min()
+        if np.isinf(lowest):
+            return _sorted(lead, others())[:count]
+        tied = np.flatnonzero(left == lowest)
+        if len(tied) > 1:
+            rest = [key[tied] for key in others()]
+            wanted = count - len(found)
+            tied = tied[_first(wanted, rest[0], lambda rest=rest: rest[1:]) if rest else slice(wanted)]  # type: ignore[misc]
+        found += tied.tolist()
+        left[tied] = np.inf
+    return found
+
+
+def _sorted(lead: npt.NDArray[Any], others: Sequence[npt.NDArray[Any]]) -> list[int]:
+    found: list[int] = np.lexsort((*others[::-1], lead)).tolist()
+    return found
 
 
 def names_endpoint(endpoint_id: str, address: str, names: frozenset[str]) -> bool:

@@ -5,10 +5,11 @@ between them. Time is passed in; a simulator drives the same object.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from headway_scheduler.admission.booking import Booker
 from headway_scheduler.admission.choosing import Chooser, names_endpoint
@@ -87,7 +88,9 @@ class Dispatcher:
         self.prefixes = Prefixes(
             fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
         )
-        self._chooser = Chooser(fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale)
+        self._chooser = Chooser(
+            fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale, 1 + self.config.fallbacks
+        )
         self._booker = Booker(
             fleet,
             ledger,

@@ -52,6 +52,7 @@ def rows_of(
     kept = set(chooser.within(request, np.array(sorted(usable), np.int32)).tolist())
     positions = {} if choice is None else {slot: n for n, slot in enumerate(choice.slots.tolist())}
     hits = prefixes.match(work, now).tokens(np.array(seen, np.int32), fleet.columns.capacity)
+    by_guard = {} if choice is None else choice.by_guard()
     rows = []
     for number, slot in enumerate(seen):
         endpoint, position = fleet.by_slot[slot], positions.get(slot)
@@ -64,11 +65,11 @@ def rows_of(
             rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number])))
             continue
         ttft = choice.priced.costs.predicted_ttft_ms
-        soft = tuple(name for name, forbidden in choice.by_guard.items() if forbidden[position])
+        soft = tuple(name for name, forbidden in by_guard.items() if forbidden[position])
         rows.append(
             Row(
                 endpoint,
-                position == choice.order[0] and choice.dispatchable,
+                position == choice.position and choice.dispatchable,
                 tuple(hard),
                 soft,
                 float(choice.priced.costs.cost[position]),

@@ -1,7 +1,8 @@
 """What the scheduler decided, and why."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from headway_scheduler.domain.endpoint import EndpointSpec
 from headway_scheduler.domain.request import TaskClass
@@ -9,17 +10,15 @@ from headway_scheduler.domain.request import TaskClass
 __all__ = ["Decision", "Placement", "PrefixHolder", "Why"]
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     """An endpoint as an answer names it. `headers`: what a request for it must carry, to reach its rank."""
 
     spec: EndpointSpec
     node: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Why:
+class Why(msgspec.Struct, frozen=True, gc=False):
     """The reasons of a decision. `strategy` is a strategy's id, or a classic's algorithm when it stood in."""
 
     strategy: str
@@ -34,16 +33,14 @@ class Why:
     held_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixHolder:
+class PrefixHolder(msgspec.Struct, frozen=True):
     """An endpoint that holds so many tokens of the prompt, from its beginning."""
 
     placement: Placement
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """An endpoint chosen and a place reserved on it."""
 
     request_id: str

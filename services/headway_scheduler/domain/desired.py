@@ -161,6 +161,8 @@ class StrategyBinding:
 class Role(StrEnum):
     """What a principal may do."""
 
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
+
     AGENT = "agent"
     ROUTER = "router"
     ADMIN = "admin"

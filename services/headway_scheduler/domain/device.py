@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from headway_scheduler.domain.measurement import UNKNOWN, Measurement
 
 __all__ = ["Device", "DeviceEvent", "DeviceEventKind", "DeviceKind", "DeviceSample"]
@@ -31,8 +33,7 @@ class Device:
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceSample:
+class DeviceSample(msgspec.Struct, frozen=True):
     """One reading. Utilisation is 0 to 1."""
 
     uuid: str

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from headway_scheduler.domain.measurement import UNKNOWN, Measurement
 from headway_scheduler.domain.names import endpoint_id
 
@@ -53,8 +55,7 @@ class EndpointSpec:
         return endpoint_id(self.address, self.dp_rank)
 
 
-@dataclass(frozen=True, slots=True)
-class EngineSample:
+class EngineSample(msgspec.Struct, frozen=True):
     """What an engine's metrics said: counts of requests, KV use 0 to 1, counters in tokens."""
 
     address: str

@@ -1,8 +1,9 @@
 """A value that may be missing, and why. Missing is never zero."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import nan
+
+import msgspec
 
 __all__ = ["UNKNOWN", "Measurement", "MissingReason"]
 
@@ -17,8 +18,7 @@ class MissingReason(StrEnum):
     NO_PERMISSION = "no_permission"
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True, gc=False):
     """`value`, or None with the reason it is missing."""
 
     value: float | None = None

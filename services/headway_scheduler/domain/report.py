@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 __all__ = [
     "Finished",
     "FirstToken",
@@ -19,6 +21,8 @@ __all__ = [
 class Outcome(StrEnum):
     """How a request ended."""
 
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
+
     SUCCESS = "success"
     CANCELLED = "cancelled"
     CLIENT_ERROR = "client_error"
@@ -32,8 +36,7 @@ class Outcome(StrEnum):
         return self in (Outcome.SERVER_ERROR, Outcome.CONNECT_ERROR, Outcome.TIMEOUT)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens as the engine counted them; None where it did not say."""
 
     prompt_tokens: int | None = None
@@ -41,20 +44,17 @@ class Usage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FirstToken:
+class FirstToken(msgspec.Struct, frozen=True, gc=False):
     """The first byte of the answer came; `ttft_ms` by the data plane's clock."""
 
     ttft_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, gc=False):
     """The request is alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """The request is over."""
 
     outcome: Outcome
@@ -63,8 +63,7 @@ class Finished:
     ttft_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ServedBy:
+class ServedBy(msgspec.Struct, frozen=True, gc=False):
     """The data plane failed over to this endpoint, an id or an address."""
 
     endpoint: str
@@ -75,6 +74,8 @@ Report = FirstToken | Progress | Finished | ServedBy
 
 class ReportStatus(StrEnum):
     """What became of a report."""
+
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
 
     APPLIED = "applied"
     DUPLICATE = "duplicate"

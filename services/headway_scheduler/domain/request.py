@@ -4,34 +4,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 __all__ = ["BlocksPrompt", "Prompt", "Request", "Subset", "TaskClass", "TextPrompt", "TokensPrompt"]
 
 
 class TaskClass(StrEnum):
     """How much work a request is likely to be (ARTICLE.md's complexity classes)."""
 
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
+
     SHORT = "short"
     CHAT = "chat"
     LONG = "long"
 
 
-@dataclass(frozen=True, slots=True)
-class TextPrompt:
+class TextPrompt(msgspec.Struct, frozen=True, gc=False):
     """The canonical prompt's UTF-8 bytes; `chat`: of a conversation."""
 
     data: bytes
     chat: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TokensPrompt:
+class TokensPrompt(msgspec.Struct, frozen=True, gc=False):
     """Token ids as little-endian u32, four bytes each."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksPrompt:
+class BlocksPrompt(msgspec.Struct, frozen=True):
     """Only the chained hashes of the full blocks are known."""
 
     scheme: str
@@ -49,8 +50,7 @@ class Subset:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """A validated request: names resolved to ids, prompt in canonical form.
 
     `prompt_tokens` is exact where ids were given, else estimated by the model's bytes a token. `max_wait_s` is None

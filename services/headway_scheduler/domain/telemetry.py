@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headway_scheduler.domain.device import Device, DeviceSample
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineSample
 
@@ -23,8 +25,7 @@ class Hello:
     clock_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One numbered reading of everything on a node."""
 
     sequence: int

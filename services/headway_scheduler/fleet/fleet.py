@@ -4,25 +4,29 @@ Everything here belongs to one event loop. Agents' messages come in as domain va
 columns, the pools and the groups.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import nan
 from typing import Final
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from headway_scheduler.domain.decision import Placement
 from headway_scheduler.domain.desired import DesiredState
-from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceSample
+from headway_scheduler.domain.device import Device, DeviceEvent, DeviceEventKind, DeviceSample
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSample, SchedulingState
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.errors import DuplicateNode
-from headway_scheduler.fleet.columns import Columns, Slots
+from headway_scheduler.fleet.columns import Columns, Pool, Slots
 from headway_scheduler.fleet.health import Ejections
 
 __all__ = ["Endpoint", "Fleet", "FleetConfig", "Node"]
 
+_RANK_HEADER: Final = "x-data-parallel-rank"
+_RANKS_BY_HEADER: Final = frozenset({"vllm", "sglang", "emulator"})
+"""THE list of engines known to give a request to the data-parallel rank that this header names."""
 _HOT_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "power_brake"})
 _APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """XIDs that speak of the program on the GPU, not of the GPU (NVIDIA's XID catalogue): no recovery is ever reported."""
@@ -62,6 +66,16 @@ class Node:
     samples: dict[str, DeviceSample] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     endpoints: dict[str, "Endpoint"] = field(default_factory=dict)
+    devices: dict[str, Device] = field(init=False)
+    """What its Hello named, by UUID."""
+
+    def __post_init__(self) -> None:
+        self.greet(self.hello)
+
+    def greet(self, hello: Hello) -> None:
+        """Its agent said Hello."""
+        self.hello = hello
+        self.devices = {device.uuid: device for device in hello.devices}
 
 
 @dataclass(slots=True)
@@ -80,6 +94,25 @@ class Endpoint:
     sample: EngineSample | None = None
     failed: str = ""
     boot_id: str = ""
+    placement: Placement = field(init=False)
+    """As answers name it."""
+    shares_address: bool = False
+    """It is one of several ranks behind one server."""
+
+    def __post_init__(self) -> None:
+        self.place(shares_address=False)
+
+    def place(self, *, shares_address: bool) -> None:
+        """Where it is. Of several ranks at one address a header tells which is meant, where the engine knows it."""
+        self.shares_address = shares_address
+        named = shares_address and self.spec.engine in _RANKS_BY_HEADER
+        headers = {_RANK_HEADER: str(self.spec.dp_rank)} if named else {}
+        self.placement = Placement(self.spec, self.node.id, headers)
+
+    def respecify(self, spec: EndpointSpec) -> None:
+        """Its agent says something else of it now."""
+        self.spec, self.ready = spec, spec.ready
+        self.place(shares_address=self.shares_address)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -102,7 +135,7 @@ class Fleet:
         self.endpoints: dict[str, Endpoint] = {}
         self.by_slot: dict[int, Endpoint] = {}
         self.ejections = Ejections()
-        self._ranks: Counter[str] = Counter()
+        self._at: dict[str, list[Endpoint]] = {}
         self.version = 0
         self.guards_frozen = False
         self.on_removed: list[Callable[[Endpoint], None]] = []
@@ -116,6 +149,8 @@ class Fleet:
         self._pools: dict[tuple[str, str], Slots] = {}
         self._tenant_slots: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
         self._candidates: dict[tuple[str, str, str], tuple[Slots, Slots]] = {}
+        self._open: dict[tuple[str, str, str], tuple[Pool, Pool]] = {}
+        self._open_version = -1
         self._alone: dict[str, int] | None = None
 
     # What agents say
@@ -131,7 +166,8 @@ class Fleet:
         if node.hello.instance_id != hello.instance_id:
             node.sequence = 0
             node.failures.clear()
-        node.hello, node.connected, node.stale, node.heard_at = hello, True, False, now
+        node.greet(hello)
+        node.connected, node.stale, node.heard_at = True, False, now
         node.connection += 1
         announced = {spec.id for spec in hello.endpoints}
         for endpoint in [e for e in node.endpoints.values() if e.id not in announced]:
@@ -158,7 +194,8 @@ class Fleet:
             endpoint = None
         if endpoint is None:
             return self._add(node, spec)
-        before, endpoint.spec, endpoint.ready = endpoint.spec, spec, spec.ready
+        before = endpoint.spec
+        endpoint.respecify(spec)
         boot_id, endpoint.boot_id = endpoint.boot_id, spec.engine_boot_id or endpoint.boot_id
         if boot_id and endpoint.boot_id != boot_id:
             for listener in self.on_restarted:
@@ -177,11 +214,12 @@ class Fleet:
         if endpoint is None:
             return
         self.columns.open[endpoint.slot] = False
-        self._ranks -= Counter((endpoint.spec.address,))
         for listener in self.on_removed:
             listener(endpoint)
         del endpoint.node.endpoints[endpoint_id]
         del self.by_slot[endpoint.slot]
+        self._at[endpoint.spec.address].remove(endpoint)
+        self._share_address(endpoint.spec.address)
         self.ejections.forget(endpoint_id)
         self._free.append(endpoint.slot)
         self._changed()
@@ -194,8 +232,9 @@ class Fleet:
         for reading in sample.devices:
             node.samples[reading.uuid] = reading
         for engine in sample.engines:
-            if engine.id in node.endpoints:
-                self._apply_engine(node.endpoints[engine.id], engine, now)
+            endpoint = node.endpoints.get(engine.id)
+            if endpoint is not None:
+                self._apply_engine(endpoint, engine, now)
         for endpoint in node.endpoints.values():
             self._apply_devices(endpoint)
         node.stale = False
@@ -277,14 +316,23 @@ class Fleet:
             self._candidates[key] = found
         return found
 
+    def open_candidates(self, tenant: str, model: str, adapter: str) -> tuple[Pool, Pool]:
+        """The candidates that no hard guard has closed. Found anew when `version` has grown, not at each decision."""
+        if self._open_version != self.version:
+            self._open_version = self.version
+            self._open.clear()
+        key = (tenant, model, adapter)
+        found = self._open.get(key)
+        if found is None:
+            is_open = self.columns.open
+            own, burst = self.candidates(tenant, model, adapter)
+            found = self._open[key] = (Pool.of(own[is_open[own]]), Pool.of(burst[is_open[burst]]))
+        return found
+
     def open_to(self, tenant: str) -> list[Endpoint]:
         """Endpoints that the tenant may use now, whatever they serve."""
         own, burst = self._slots_of(tenant)
         return [self.by_slot[slot] for slot in own | burst if self.columns.open[slot]]
-
-    def ranks_at(self, address: str) -> int:
-        """How many endpoints share an address: data-parallel ranks behind one server."""
-        return self._ranks[address]
 
     def groups_of(self, endpoint: Endpoint) -> list[str]:
         """Ids of the GPU groups an endpoint belongs to."""
@@ -345,13 +393,22 @@ class Fleet:
         self.columns.reset(slot)
         endpoint = Endpoint(spec.id, slot, spec, node, ready=spec.ready, boot_id=spec.engine_boot_id)
         endpoint.state = self._desired.endpoint_states.get(endpoint.id, SchedulingState.ACTIVE)
-        self._ranks[spec.address] += 1
         self.endpoints[endpoint.id] = self.by_slot[slot] = node.endpoints[endpoint.id] = endpoint
+        self._at.setdefault(spec.address, []).append(endpoint)
+        self._share_address(spec.address)
         self.columns.ring[slot] = xxh3_64_intdigest(endpoint.id.encode())
         self.columns.kv_capacity[slot] = spec.kv_capacity_tokens.or_nan()
         self._apply_devices(endpoint)
         self._announce(endpoint)
         return endpoint
+
+    def _share_address(self, address: str) -> None:
+        """Who is there now: data-parallel ranks behind one server are told apart by a header."""
+        here = self._at[address]
+        for endpoint in here:
+            endpoint.place(shares_address=len(here) > 1)
+        if not here:
+            del self._at[address]
 
     def _announce(self, endpoint: Endpoint) -> None:
         self._changed([endpoint])
@@ -368,11 +425,14 @@ class Fleet:
         # What the engine has beyond our reservations: nothing that we know of, where it does not say. Never negative:
         # what we just sent may not be there yet.
         seen = 0.0 if sample.running.value is None else sample.running.value + (sample.waiting.value or 0.0)
-        columns.external[slot] = max(0.0, seen - float(columns.inflight[slot]))
+        external = max(0.0, seen - float(columns.inflight[slot]))
+        if external != columns.external[slot]:
+            columns.external[slot] = external
+            columns.touched.add(slot)
 
     def _apply_devices(self, endpoint: Endpoint) -> None:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot
-        devices = {device.uuid: device for device in node.hello.devices}
+        devices = node.devices
         memory, utilization, temperature, heat, power = [], [], [], [], []
         throttled, failed = False, ""
         for uuid in endpoint.spec.device_uuids:
@@ -389,10 +449,11 @@ class Fleet:
             temperature.append(sample.temperature_c.or_nan())
             heat.append(_ratio(sample.temperature_c.value, device.temperature_slowdown_c.value))
             power.append(_ratio(sample.power_w.value, device.power_limit_w.value))
-            throttled = throttled or not _HOT_REASONS.isdisjoint(sample.throttle_reasons)
+            if sample.throttle_reasons:
+                throttled = throttled or not _HOT_REASONS.isdisjoint(sample.throttle_reasons)
         endpoint.failed = failed
-        kv_use = columns.kv_use[slot]
-        columns.memory_pressure[slot] = kv_use if not np.isnan(kv_use) else _highest(memory)
+        kv_use = columns.kv_use.item(slot)
+        columns.memory_pressure[slot] = kv_use if kv_use == kv_use else _highest(memory)  # NaN is not itself
         columns.utilization[slot] = _highest(utilization)
         columns.temperature_c[slot] = _highest(temperature)
         columns.heat[slot] = _highest(heat)
@@ -492,9 +553,11 @@ def _within(pool: Slots, allowed: frozenset[int]) -> Slots:
 
 
 def _ratio(value: float | None, limit: float | None) -> float:
-    return float("nan") if value is None or not limit else value / limit
+    return nan if value is None or not limit else value / limit
 
 
 def _highest(values: list[float]) -> float:
+    if len(values) == 1:
+        return values[0]
     known = [value for value in values if value == value]  # NaN is not itself
-    return max(known, default=float("nan"))
+    return max(known, default=nan)

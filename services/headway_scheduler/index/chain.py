@@ -9,61 +9,82 @@ the bytes after its last full block, and the answer's tokens. A prompt that goes
 its conversation's next turn, and has the tail too.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from headway_scheduler.index.hashing import Chain
 
-__all__ = ["NOTHING", "ChainIndex", "FloatArray", "Match", "slots_in"]
+__all__ = ["NOTHING", "ChainIndex", "FloatArray", "Match", "Place", "mark", "slots_in"]
 
 FloatArray = npt.NDArray[np.float64]
+Place = slice | npt.NDArray[np.integer[Any]]
+"""Where some slots' entries lie in arrays that have one for each slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """How deep each endpoint holds a chain: `(mask of slots, blocks)` pairs, masks disjoint; `tails`: tokens beyond."""
 
     levels: tuple[tuple[int, int], ...]
     block_tokens: float
     tails: tuple[tuple[int, float], ...] = ()
 
-    def tokens(self, slots: npt.NDArray[np.int32], capacity: int) -> FloatArray:
-        """Tokens held by each of `slots`; `capacity` is above every slot."""
+    def tokens(self, place: Place, capacity: int) -> FloatArray:
+        """Tokens held at each `place`; `capacity` is above every slot."""
         held = np.zeros(capacity)
         for mask, blocks in self.levels:
-            held[slots_in(mask, capacity)] = blocks * self.block_tokens
+            mark(held, mask, blocks * self.block_tokens)
         for slot, tokens in self.tails:
             held[slot] += tokens
-        return held[slots]
+        return held[place]
 
-    def transfer_ms(
-        self, slots: npt.NDArray[np.int32], capacity: int, ms_per_token: Sequence[float]
-    ) -> FloatArray | None:
+    def transfer_ms(self, place: Place, capacity: int, ms_per_token: Sequence[float]) -> FloatArray | None:
         """Where blocks lie is not known: nothing."""
         return None
 
-    def known(self, slots: npt.NDArray[np.int32], capacity: int) -> FloatArray | None:
+    def known(self, place: Place, capacity: int) -> FloatArray | None:
         """All of it is a guess."""
         return None
 
 
 NOTHING = Match((), 1.0)
+_SLICE: Final = 1000
+"""Blocks of a dropped endpoint taken out at once: about a millisecond."""
+_MOST_WAITING: Final = 1000
+"""Chains given to an endpoint while what it held before is still being taken out."""
+_FEW: Final = 6
+"""So many bits of a mask are found one by one sooner than all at once."""
+
+
+def mark(entries: FloatArray, mask: int, value: float) -> None:
+    """Write `value` to the entry of each slot of a mask; as many entries as there is room for slots."""
+    if mask.bit_count() > _FEW:
+        np.putmask(entries, _bits(mask, len(entries)), value)
+        return
+    while mask:
+        top = mask.bit_length() - 1
+        entries[top] = value
+        mask ^= 1 << top
+
+
+def _bits(mask: int, capacity: int) -> npt.NDArray[np.bool_]:
+    raw = np.frombuffer(mask.to_bytes((capacity + 7) // 8, "little"), np.uint8)
+    return np.unpackbits(raw, count=capacity, bitorder="little").view(np.bool_)
 
 
 def slots_in(mask: int, capacity: int) -> npt.NDArray[np.intp]:
     """The slots of a mask; `capacity` is above every one."""
     if mask.bit_count() == 1:
         return np.array([mask.bit_length() - 1])
-    raw = np.frombuffer(mask.to_bytes((capacity + 7) // 8, "little"), np.uint8)
-    return np.flatnonzero(np.unpackbits(raw, bitorder="little"))
+    return np.flatnonzero(_bits(mask, capacity))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
+class _Tail(msgspec.Struct, frozen=True, gc=False):
     """What an endpoint holds beyond a prompt's last full block."""
 
     rest_bytes: int
@@ -91,6 +112,9 @@ class ChainIndex:
         self._holders: dict[int, int] = {}
         self._holdings: dict[int, _Holding] = {}
         self._tails: dict[int, dict[int, _Tail]] = {}
+        self._leaving: dict[int, _Holding] = {}
+        self._gone = 0
+        self._waiting: dict[int, deque[Chain]] = {}
 
     def set_capacity(self, slot: int, tokens: float | None) -> None:
         """Bound what `slot` can hold; None: unknown."""
@@ -100,10 +124,14 @@ class ChainIndex:
 
     def touch(self, slot: int, chain: Chain) -> None:
         """`slot` holds this chain from now on, as its most recently used; what no longer fits is forgotten."""
+        if slot in self._leaving:
+            self._waiting.setdefault(slot, deque(maxlen=_MOST_WAITING)).append(chain)
+            return
         holding = self._holding(slot)
         blocks, holders, bit = holding.blocks, self._holders, 1 << slot
+        tails = self._tails
         for value in chain.hashes[:-1]:
-            if value in self._tails:
+            if value in tails:
                 self._cut(slot, holding, value)  # it is in the blocks that follow now
         # Deepest first, so that the root of the chain is used last and the leaves are forgotten before it.
         for value in reversed(chain.hashes):
@@ -113,7 +141,8 @@ class ChainIndex:
                 blocks[value] = chain.block_tokens
                 holding.tokens += chain.block_tokens
                 holders[value] = holders.get(value, 0) | bit
-        self._shrink(slot, holding)
+        if holding.tokens > holding.capacity_tokens:
+            self._shrink(slot, holding)
 
     def answered(self, slot: int, chain: Chain, tokens: int) -> None:
         """`slot` has answered the prompt of this chain with so many tokens, and holds them too."""
@@ -131,7 +160,7 @@ class ChainIndex:
     def match(self, chain: Chain, data: bytes = b"") -> Match:
         """How deep every endpoint holds this chain; `data`, the prompt's bytes, shows whether it has a tail too."""
         hashes, holders = chain.hashes, self._holders
-        active = holders.get(hashes[0], 0) if hashes else 0
+        active = holders.get(hashes[0], 0) & ~self._gone if hashes else 0
         if not active:
             return NOTHING
         levels: list[tuple[int, int]] = []
@@ -156,13 +185,32 @@ class ChainIndex:
                 self._unhold(slot, holding, value)
 
     def drop(self, slot: int) -> None:
-        """Forget everything `slot` holds: it restarted, cleared its cache, or left. Its capacity stays."""
+        """Forget everything `slot` holds: it restarted, cleared its cache, or left. Its capacity stays.
+
+        It matches nothing from now on. Where it holds much, that is taken out by `tidy`, a slice at a time, since it
+        would stop every decision meanwhile; what the slot is given until then counts once that is done.
+        """
+        self._waiting.pop(slot, None)
         holding = self._holdings.get(slot)
-        if holding is not None:
-            for value in holding.blocks:
-                self._unhold(slot, holding, value)
-            holding.blocks.clear()
-            holding.tokens = 0.0
+        if holding is None or not holding.blocks:
+            return
+        self._holdings[slot] = _Holding(capacity_tokens=holding.capacity_tokens)
+        if len(holding.blocks) <= _SLICE:
+            self._let_go(slot, holding)
+        else:
+            self._leaving[slot] = holding
+            self._gone |= 1 << slot
+
+    def tidy(self) -> bool:
+        """Do a slice of what `drop` left to be done; False: there is nothing. To be called now and then."""
+        for slot, holding in self._leaving.items():
+            if self._let_go(slot, holding):
+                del self._leaving[slot]
+                self._gone &= ~(1 << slot)
+                for chain in self._waiting.pop(slot, ()):
+                    self.touch(slot, chain)
+            return True
+        return False
 
     def blocks(self, slot: int) -> int:
         """How many blocks `slot` holds."""
@@ -178,6 +226,14 @@ class ChainIndex:
             holding = self._holdings[slot] = _Holding(capacity_tokens=self._default_capacity)
         return holding
 
+    def _let_go(self, slot: int, holding: _Holding) -> bool:
+        """Take a slice of the blocks out; True: that was all of them."""
+        blocks = holding.blocks
+        for _ in range(min(_SLICE, len(blocks))):
+            value, _tokens = blocks.popitem()
+            self._unhold(slot, holding, value)
+        return not blocks
+
     def _shrink(self, slot: int, holding: _Holding) -> None:
         while holding.tokens > holding.capacity_tokens and holding.blocks:
             value, tokens = holding.blocks.popitem(last=False)
@@ -187,7 +243,8 @@ class ChainIndex:
     def _tails_of(self, chain: Chain, levels: list[tuple[int, int]], data: bytes) -> tuple[tuple[int, float], ...]:
         found = []
         for mask, depth in levels:
-            for slot, tail in self._tails.get(chain.hashes[depth - 1], {}).items():
+            tails = self._tails.get(chain.hashes[depth - 1])
+            for slot, tail in tails.items() if tails else ():
                 if (
                     mask >> slot & 1
                     and tail.rest_hash

@@ -4,8 +4,10 @@ A prefix that many ask for at once is worth more copies than the endpoints that 
 one is paid once; who uses it afterwards is about as many as are in flight now, shared among the holders.
 """
 
-from itertools import takewhile
-from typing import Final
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +18,7 @@ __all__ = ["Demand"]
 
 _LEAST: Final = 2
 """Requests in flight, beside the one that asks, that make a prefix shared: one more may be the same session's."""
+_MANY: Final = 256
 
 
 def _looked_at(deepest: int) -> list[int]:
@@ -32,6 +35,7 @@ class Demand:
     def __init__(self, deepest: int = 4096) -> None:
         self._depths = _looked_at(deepest)
         self._counts: dict[int, int] = {}
+        self._pick: dict[int, Callable[[list[int]], Sequence[int]]] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -67,22 +71,45 @@ class Demand:
         `hits`: what each candidate holds, in tokens. Each request in flight with a prefix stands for `uses` to come,
         shared among its holders and the new one: that share of its prefill, less one's own, is an investment.
         """
-        depths, invested, before = [0.0], [0.0], 0.0
+        depths, asking = [0.0], []
         for depth, value in zip(self._depths, self._prefixes(chain), strict=False):
-            asking = self._counts.get(value, 0)
-            if asking < _LEAST:
+            count = self._counts.get(value, 0)
+            if count < _LEAST:
                 break
-            tokens = depth * chain.block_tokens
-            users = uses * asking / (np.count_nonzero(hits >= tokens) + 1)
+            depths.append(depth * chain.block_tokens)
+            asking.append(count)
+        if not asking:
+            return None
+        sparse = len(hits) > _MANY  # of a large fleet few endpoints hold anything of a prompt
+        some = np.flatnonzero(hits) if sparse else None
+        held = hits if some is None else hits.take(some)
+        lacking = np.sort(held).searchsorted(depths[1:]).tolist()
+        invested = [0.0]
+        for number, count in enumerate(asking):
+            users = uses * count / (len(held) - lacking[number] + 1)
             part = 1.0 - 1.0 / max(1.0, users)
-            depths.append(tokens)
-            invested.append(invested[-1] + part * (tokens - before))
-            before = tokens
+            invested.append(invested[-1] + part * (depths[number + 1] - depths[number]))
         if not invested[-1]:
             return None
-        found: FloatArray = invested[-1] - np.interp(hits, depths, invested)
-        return found
+        found: FloatArray = invested[-1] - np.interp(held, depths, invested)
+        if some is None:
+            return found
+        everywhere = np.full(len(hits), invested[-1])
+        everywhere[some] = found
+        return everywhere
 
-    def _prefixes(self, chain: Chain) -> list[int]:
+    def _prefixes(self, chain: Chain) -> Sequence[int]:
         hashes = chain.hashes
-        return [hashes[depth - 1] for depth in takewhile(lambda depth: depth <= len(hashes), self._depths)]
+        pick = self._pick.get(len(hashes))
+        if pick is None:
+            pick = self._pick[len(hashes)] = self._picker(len(hashes))
+        return pick(hashes)
+
+    def _picker(self, length: int) -> Callable[[list[int]], Sequence[int]]:
+        """What takes the looked-at prefixes out of a chain of so many blocks."""
+        depths = self._depths[: bisect_right(self._depths, length)]
+        if len(depths) < 2:
+            return lambda hashes: hashes[: len(depths)]
+        found: Any = itemgetter(*(depth - 1 for depth in depths))  # of two and more, it gives a tuple
+        picker: Callable[[list[int]], Sequence[int]] = found
+        return picker

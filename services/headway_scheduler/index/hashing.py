@@ -5,8 +5,10 @@ equal prefixes within one isolation domain, and a tenant can never meet another'
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
+import msgspec
 from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
@@ -33,8 +35,7 @@ BYTES: Final = Scheme("bytes-xxh3-256", 256, 1)
 SCHEMES: Final = {scheme.name: scheme for scheme in (TOKENS, BYTES)}
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True):
     """A prompt's blocks: one hash each, and how many tokens a block stands for.
 
     `rest_bytes` stand after the last full block, each block being `block_bytes`; `rest_hash` tells them from others.
@@ -58,6 +59,7 @@ class Chain:
 _EMPTY: Final = Chain(0, [], 1.0)
 
 
+@lru_cache(10_000)
 def root_of(domain: str, model: str, adapter: str, scheme: Scheme) -> int:
     """The hash every chain of this isolation domain, model, adapter and scheme starts from."""
     return xxh3_64_intdigest("\0".join((domain, model, adapter, scheme.name)).encode())
@@ -66,10 +68,10 @@ def root_of(domain: str, model: str, adapter: str, scheme: Scheme) -> int:
 def hash_blocks(data: bytes, root: int, block_bytes: int, max_blocks: int) -> list[int]:
     """Chain the full blocks of `data`, at most `max_blocks` of them."""
     hashes: list[int] = []
-    parent = root
+    parent, digest, append = root, xxh3_64_intdigest, hashes.append
     for start in range(0, min(len(data) // block_bytes, max_blocks) * block_bytes, block_bytes):
-        parent = xxh3_64_intdigest(data[start : start + block_bytes], parent)
-        hashes.append(parent)
+        parent = digest(data[start : start + block_bytes], parent)
+        append(parent)
     return hashes
 
 
@@ -103,12 +105,16 @@ def _chain(data: bytes, root: int, scheme: Scheme, block_tokens: float, max_bloc
 def identity_of(request: Request) -> int:
     """Tells a retry of a request from another request: a hash of its model, its adapter and its whole prompt."""
     prompt = request.prompt
-    kind = type(prompt).__name__
-    seed = xxh3_64_intdigest("\0".join((request.model, request.adapter, kind)).encode())
+    seed = _seed(request.model, request.adapter, type(prompt).__name__)
     if isinstance(prompt, BlocksPrompt):
         tail = f"{prompt.scheme} {request.prompt_tokens} {prompt.hashes[-1:]}"
         return xxh3_64_intdigest(tail.encode(), seed)
     return seed if prompt is None else xxh3_64_intdigest(prompt.data, seed)
+
+
+@lru_cache(10_000)
+def _seed(model: str, adapter: str, kind: str) -> int:
+    return xxh3_64_intdigest("\0".join((model, adapter, kind)).encode())
 
 
 def _rechain(hashes: tuple[int, ...], root: int) -> list[int]:

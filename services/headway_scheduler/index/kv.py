@@ -20,12 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from headway_scheduler.index.chain import Match, slots_in
+from headway_scheduler.index.chain import FloatArray, Match, Place, mark, slots_in
 from headway_scheduler.index.hashing import TOKENS, hash_blocks
 
 __all__ = ["TIERS", "Exact", "Ids", "Kind", "KvIndex", "KvPrompt", "kv_root"]
 
-FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 TIERS: Final = ("gpu", "cpu", "disk", "remote")
@@ -107,39 +106,36 @@ class Exact:
     asked: int
     believed: int
 
-    def tokens(self, slots: npt.NDArray[np.int32], capacity: int) -> FloatArray:
-        """Tokens held by each of `slots`, in any tier."""
-        everywhere = np.arange(capacity, dtype=np.int32)
-        guessed = self.approximate.tokens(everywhere, capacity)
+    def tokens(self, place: Place, capacity: int) -> FloatArray:
+        """Tokens held at each `place`, in any tier."""
+        guessed = self.approximate.tokens(slice(None), capacity)
         known = _spread(self.depths[-1], capacity)
         believed = np.zeros(capacity, np.bool_)
         believed[slots_in(self.believed, capacity)] = True
-        found: FloatArray = np.where(believed, known, np.maximum(known, guessed))[slots]
+        found: FloatArray = np.where(believed, known, np.maximum(known, guessed))[place]
         return found
 
-    def transfer_ms(
-        self, slots: npt.NDArray[np.int32], capacity: int, ms_per_token: Sequence[float]
-    ) -> FloatArray | None:
-        """What it costs each of `slots` to bring its tokens to the GPU; `ms_per_token` is by tier. None: nothing."""
+    def transfer_ms(self, place: Place, capacity: int, ms_per_token: Sequence[float]) -> FloatArray | None:
+        """What it costs each `place` to bring its tokens to the GPU; `ms_per_token` is by tier. None: nothing."""
         if all(deeper == self.depths[0] for deeper in self.depths[1:]):
             return None
         held = [_spread(levels, capacity) for levels in self.depths]
         cost = np.zeros(capacity)
         for tier in range(1, len(held)):
             cost += (held[tier] - held[tier - 1]) * ms_per_token[tier]
-        found: FloatArray = cost[slots]
+        found: FloatArray = cost[place]
         return found
 
-    def known(self, slots: npt.NDArray[np.int32], capacity: int) -> FloatArray:
-        """Tokens that feeds say each of `slots` holds, without any guess."""
-        found: FloatArray = _spread(self.depths[-1], capacity)[slots]
+    def known(self, place: Place, capacity: int) -> FloatArray:
+        """Tokens that feeds say each `place` holds, without any guess."""
+        found: FloatArray = _spread(self.depths[-1], capacity)[place]
         return found
 
 
 def _spread(levels: Iterable[tuple[int, int]], capacity: int) -> FloatArray:
     held = np.zeros(capacity)
     for mask, blocks in levels:
-        held[slots_in(mask, capacity)] = blocks * _BLOCK_TOKENS
+        mark(held, mask, blocks * _BLOCK_TOKENS)
     return held
 
 

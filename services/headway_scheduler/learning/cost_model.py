@@ -128,14 +128,15 @@ class CostModel:
 
     def prefill_ms_at(self, slot: int, uncached: float, hit: float) -> float:
         """`prefill_ms` for one slot, in plain numbers."""
-        c = self.columns
-        steps = max(1.0, uncached / float(c.budget_tokens[slot]))
-        return self.prefill_work_ms_at(slot, uncached, hit) + float(c.base_ms[slot]) * steps
+        work_ms, steps_ms = self.prefill_parts_ms_at(slot, uncached, hit)
+        return work_ms + steps_ms
 
-    def prefill_work_ms_at(self, slot: int, uncached: float, hit: float) -> float:
-        """`prefill_work_ms` for one slot, in plain numbers."""
+    def prefill_parts_ms_at(self, slot: int, uncached: float, hit: float) -> tuple[float, float]:
+        """The two parts of it: `prefill_work_ms`, and the steps' fixed time."""
         c = self.columns
-        return uncached * (float(c.tok_ms[slot]) + float(c.pair_ms[slot]) * (hit + uncached / 2))
+        steps = max(1.0, uncached / c.budget_tokens.item(slot))
+        work_ms = uncached * (c.tok_ms.item(slot) + c.pair_ms.item(slot) * (hit + uncached / 2))
+        return work_ms, c.base_ms.item(slot) * steps
 
     # State
 
@@ -193,6 +194,7 @@ class CostModel:
         found = self._prior(installed) if estimator is None else estimator.coefficients
         c.tok_ms[slot], c.base_ms[slot], c.pair_ms[slot], c.ctx_ms[slot], _ = found
         c.budget_tokens[slot] = installed.prior.budget_tokens
+        c.touched.add(slot)
 
 
 def _engine_of(key: str) -> str:

@@ -1,6 +1,7 @@
 """What requests turned out to cost: output lengths, task weights, times and bytes a token, learned from reports."""
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -90,15 +91,22 @@ class History:
         Before both are known from 50 requests: the hand-set one; from there on ever less of it, w = w_hand^(50/n) ·
         w_learned^(1 - 50/n). `capped`: within the article's 1 to 3.
         """
+        return self.weights(model, task_class)[not capped]
+
+    def weights(self, model: str, task_class: TaskClass) -> tuple[float, float]:
+        """That weight, capped and as learned."""
         by_hand = _WEIGHTS[task_class]
-        own, short = (self._state.costs_ms.get(_class_key(model, each)) for each in (task_class, TaskClass.SHORT))
-        if not self.learn or own is None or short is None or min(own.count, short.count) <= _ENOUGH:
-            return by_hand
+        if not self.learn:
+            return by_hand, by_hand
+        costs = self._state.costs_ms
+        own, short = costs.get(_class_key(model, task_class)), costs.get(_class_key(model, TaskClass.SHORT))
+        if own is None or short is None or min(own.count, short.count) <= _ENOUGH:
+            return by_hand, by_hand
         if own.value <= 0.0 or short.value <= 0.0:
-            return by_hand
+            return by_hand, by_hand
         share = _ENOUGH / min(own.count, short.count)
         found = float(by_hand**share * (own.value / short.value) ** (1.0 - share))
-        return max(_LOWEST_WEIGHT, min(_HIGHEST_WEIGHT, found)) if capped else found
+        return max(_LOWEST_WEIGHT, min(_HIGHEST_WEIGHT, found)), found
 
     def seconds_per_token(self, model: str) -> float:
         """Wall time a token of output takes."""
@@ -113,7 +121,11 @@ class History:
     def finished(self, tenant: str, model: str, task_class: TaskClass, output_tokens: int, seconds: float) -> None:
         """A request ended well."""
         for whose in {tenant, _ANYONE}:
-            self._state.outputs.setdefault(_key(whose, model, task_class), Sketch()).add(float(max(0, output_tokens)))
+            key = _key(whose, model, task_class)
+            sketch = self._state.outputs.get(key)
+            if sketch is None:
+                sketch = self._state.outputs[key] = Sketch()
+            sketch.add(float(max(0, output_tokens)))
         if output_tokens > 0 and seconds > 0:
             _mean(self._state.seconds_per_token, model, seconds / output_tokens).add(seconds / output_tokens)
 
@@ -150,13 +162,18 @@ class History:
         return own or self._state.outputs.get(_key(_ANYONE, model, task_class))
 
 
+@lru_cache(10_000)
 def _key(tenant: str, model: str, task_class: TaskClass) -> str:
     return f"{tenant}\0{model}\0{task_class.value}"
 
 
+@lru_cache(10_000)
 def _class_key(model: str, task_class: TaskClass) -> str:
     return f"{model}\0{task_class.value}"
 
 
 def _mean(means: dict[str, _Mean], key: str, first: float) -> _Mean:
-    return means.setdefault(key, _Mean(first))
+    found = means.get(key)
+    if found is None:
+        found = means[key] = _Mean(first)
+    return found

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.learning.priors import FREE_TOKENS
 
@@ -27,6 +29,8 @@ _MIXED_NOISE: Final = 0.4
 """How well the work mixed into a decode is known: from the index, and cut at both ends."""
 _MOST_MEMBERS: Final = 8
 """A busy period longer than that is cut: the step at the cut belongs to both sides, which blurs both a little."""
+_MOST_AT_ONCE: Final = 64
+"""First tokens of what looks like one step; of an engine far faster than it is believed to be, all look like that."""
 _CUT_NOISE: Final = 0.3
 _DOUBT: Final = 2.0
 """How much less is believed where the engine did not say what it had cached, or others send requests there too."""
@@ -37,8 +41,7 @@ _LEAST_TOKENS: Final = 8
 """Decodes shorter than this say more about the network than about the engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(msgspec.Struct, frozen=True, gc=False):
     """So much work took `actual_ms`; amounts in the order of COEFFICIENTS, and how uncertain it is."""
 
     amounts: tuple[float, float, float, float, float]
@@ -222,6 +225,9 @@ class Timing:
         track.last_first_at = max(before, first_at)
         period = track.period
         waited = flight.sent_at < before
+        if period is not None and same_step and len(period.members) >= _MOST_AT_ONCE:
+            # Its time is no step's: it tells nothing, nor does what comes behind it in the same moment.
+            period.usable = usable = waited = same_step = False
         if period is None or not (same_step or (waited and len(period.members) < _MOST_MEMBERS)):
             # Who was sent before and has no first token still, in an engine that serves first come, first served, does
             # not tell of it: nobody knows how much of the time was its.

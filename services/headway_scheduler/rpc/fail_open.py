@@ -5,7 +5,6 @@ from contextlib import suppress
 from headway.routing.v1 import routing_pb2 as pb
 
 from headway_scheduler.app import Scheduler
-from headway_scheduler.domain.decision import Placement
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.rpc.convert.routing import placement_to_proto
@@ -31,7 +30,7 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
             if model in aliases:
                 names.extend(aliases[model].aliases)
         view.endpoints.add(
-            endpoint=placement_to_proto(Placement(endpoint.spec, endpoint.node.id)),
+            endpoint=placement_to_proto(endpoint.placement),
             models=names,
             tenants=tenants,
             inflight=int(fleet.columns.inflight[endpoint.slot]),

@@ -21,7 +21,7 @@ from headway_scheduler.errors import HeadwayError, InvalidField
 from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
-from headway_scheduler.rpc.convert.routing import decision_to_proto, request_from_proto
+from headway_scheduler.rpc.convert.routing import request_from_proto, write_decision
 from headway_scheduler.rpc.fail_open import fail_open_view
 from headway_scheduler.rpc.interceptors import to_status
 from headway_scheduler.rpc.resume import Resumer
@@ -187,7 +187,7 @@ class RouteStreamSession:
             return
         answer = self._out.answers.add(correlation_id=number)
         if isinstance(outcome, Decision):
-            answer.response.CopyFrom(decision_to_proto(outcome))
+            write_decision(outcome, answer.response)
             self._answered[number] = outcome.reservation_id
             self._answered.move_to_end(number)
             if len(self._answered) > _REMEMBERED_CALLS:

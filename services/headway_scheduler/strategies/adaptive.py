@@ -21,7 +21,6 @@ from pydantic import Field
 
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import FloatColumn
-from headway_scheduler.learning.cost_model import prefill_ms, prefill_work_ms
 from headway_scheduler.learning.priors import FREE_TOKENS
 from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
 
@@ -69,15 +68,20 @@ class Adaptive:
 
     def cost(self, request: Request, view: View, now: float) -> Costs:
         """Price each candidate."""
-        c, slots, inflight = view.columns, view.slots, view.inflight
-        hit = np.minimum(view.hit_tokens, max(0, request.prompt_tokens - 1))
-        uncached = request.prompt_tokens - hit
-        work, prefill = prefill_work_ms(c, slots, uncached, hit), prefill_ms(c, slots, uncached, hit)
-        ttft, tok, ctx = _ttft_ms(view, work, uncached), c.tok_ms[slots], c.ctx_ms[slots]
+        inflight, decoding, queued, queued_ms, step, busy, tok, base, pair, ctx, budget = view.load()
+        prompt, ones = request.prompt_tokens, _filled(len(view), 1.0)
+        hit = np.minimum(view.hit_tokens, _filled(len(view), max(0, prompt - 1)))
+        uncached = prompt - hit
+        work = tok * uncached + pair * uncached * (hit + uncached / 2)
+        prefill = work + base * np.maximum(ones, uncached / budget)
+        # When the first token will be there.
+        steps = np.maximum(ones, (queued + uncached) / budget)
+        free = (FREE_TOKENS - decoding) * tok * steps
+        ttft = np.maximum(_filled(len(view), 0.0), queued_ms + work - free) + step * (steps + 0.5 * busy)
         transfer = view.transfer_ms
         if transfer is not None:
             ttft, prefill = ttft + transfer, prefill + transfer
-        delays = self.parameters.externality * prefill + _STEPS_SEEN * (ctx * request.prompt_tokens + tok)
+        delays = self.parameters.externality * prefill + _STEPS_SEEN * (ctx * prompt + tok)
         cost = ttft + delays * inflight
         invested = view.invested_tokens(self.parameters.replication) if self.parameters.replication else None
         if invested is not None:
@@ -85,12 +89,8 @@ class Adaptive:
         return Costs(cost, ttft, prefill)
 
 
-def _ttft_ms(view: View, work: FloatColumn, uncached: FloatColumn) -> FloatColumn:
-    """When the first token will be there."""
-    c, slots, decoding, queued_tokens = view.columns, view.slots, view.decoding, view.queued_prefill_tokens
-    step = c.base_ms[slots] + c.ctx_ms[slots] * view.context_tokens
-    steps = np.maximum(1.0, (queued_tokens + uncached) / c.budget_tokens[slots])
-    free = (FREE_TOKENS - decoding) * c.tok_ms[slots] * steps
-    busy = (decoding > 0) | (queued_tokens > 0)
-    found: FloatColumn = np.maximum(0.0, view.queued_work_ms + work - free) + step * (steps + 0.5 * busy)
+def _filled(count: int, value: float) -> FloatColumn:
+    """An array of one value: numpy compares two arrays several times as fast as an array and a number."""
+    found = np.empty(count)
+    found.fill(value)
     return found

@@ -5,24 +5,27 @@ breaks ties; guards and holds are admission's.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.fleet.columns import Columns, FloatColumn, Slots
+from headway_scheduler.fleet.columns import Columns, FloatColumn, Load, Place, Slots
 
 __all__ = ["BindsLate", "Costs", "Parameters", "SoftGuard", "Strategy", "Tentative", "View"]
 
 BoolColumn = npt.NDArray[np.bool_]
+Number = TypeVar("Number", bound=np.generic)
 
 
 class SoftGuard(StrEnum):
     """What can forbid dispatch for now."""
+
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
 
     HEAT = "heat"
     MEMORY_PRESSURE = "memory_pressure"
@@ -35,8 +38,7 @@ class Parameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(msgspec.Struct, frozen=True):
     """One cost a candidate, lower is better; where the strategy predicts them, the TTFT and the own prefill there."""
 
     cost: FloatColumn
@@ -76,6 +78,8 @@ class View:
         "_find_similar",
         "_find_transfer",
         "_hits",
+        "_inflight",
+        "_place",
         "_random",
         "_tentative",
         "slots",
@@ -91,8 +95,10 @@ class View:
         tentative: Tentative | None = None,
         find_transfer: Callable[[Slots], FloatColumn | None] | None = None,
         find_invested: Callable[[FloatColumn, float], FloatColumn | None] | None = None,
+        place: Place | None = None,
     ) -> None:
         self.slots = slots
+        self._place: Place | Slots = slots if place is None else place
         self._columns = columns
         self._find_hits = find_hits
         self._find_similar = find_similar
@@ -101,113 +107,134 @@ class View:
         self._find_transfer = find_transfer
         self._find_invested = find_invested
         self._hits: FloatColumn | None = None
+        self._inflight: FloatColumn | None = None
 
     def __len__(self) -> int:
         return len(self.slots)
 
     @property
     def columns(self) -> Columns:
-        """The whole fleet's columns, for formulas that index them by `slots` themselves."""
+        """The whole fleet's columns, for formulas that read them themselves."""
         return self._columns
+
+    def read(self, column: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """A column's entries, one a candidate. They may be the fleet's own memory: use them at once, never write."""
+        place = self._place
+        return column[place] if isinstance(place, slice) else column.take(place)
+
+    def load(self) -> Load:
+        """All that a price is made of, at once; what `read` says of its arrays goes for these too."""
+        rows, place, tentative = self._columns.load(), self._place, self._tentative
+        found = Load(*(rows[:, place] if isinstance(place, slice) else rows.take(place, axis=1)))
+        if tentative is None:
+            return found
+        queued_ms = found.queued_work_ms + self.read(tentative.prefill_ms)
+        return found._replace(inflight=found.inflight + self.read(tentative.inflight), queued_work_ms=queued_ms)
 
     @property
     def inflight(self) -> FloatColumn:
         """Requests in flight: our reservations, what the engine has beyond them, and those tentatively placed."""
-        found: FloatColumn = self._columns.inflight[self.slots] + self._columns.external[self.slots]
-        return found if self._tentative is None else found + self._tentative.inflight[self.slots]
+        found = self._inflight
+        if found is None:
+            found = self.read(self._columns.inflight) + self.read(self._columns.external)
+            if self._tentative is not None:
+                found = found + self.read(self._tentative.inflight)
+            self._inflight = found
+        return found
 
     @property
     def weighted_inflight(self) -> FloatColumn:
         """In flight, each counted by its task weight, 1 to 3; those of others count 1."""
-        found: FloatColumn = self._columns.weight_micro[self.slots] / 1e6 + self._columns.external[self.slots]
+        found: FloatColumn = self.read(self._columns.weight_micro) / 1e6 + self.read(self._columns.external)
         return found
 
     @property
     def uncapped_inflight(self) -> FloatColumn:
         """In flight, each counted by its task weight as learned, however much; those of others count 1."""
-        found: FloatColumn = self._columns.uncapped_micro[self.slots] / 1e6 + self._columns.external[self.slots]
+        found: FloatColumn = self.read(self._columns.uncapped_micro) / 1e6 + self.read(self._columns.external)
         return found
 
     @property
     def queued_prefill_ms(self) -> FloatColumn:
         """Predicted prefill still to be done there, that of requests tentatively placed included."""
-        found: FloatColumn = self._columns.prefill_us[self.slots] / 1e3
-        return found if self._tentative is None else found + self._tentative.prefill_ms[self.slots]
+        found: FloatColumn = self.read(self._columns.prefill_us) / 1e3
+        return found if self._tentative is None else found + self.read(self._tentative.prefill_ms)
 
     @property
     def queued_work_ms(self) -> FloatColumn:
         """The same without the steps' fixed time, which prompts in one step share."""
-        found: FloatColumn = self._columns.prefill_work_us[self.slots] / 1e3
-        return found if self._tentative is None else found + self._tentative.prefill_ms[self.slots]
+        found: FloatColumn = self.read(self._columns.prefill_work_us) / 1e3
+        return found if self._tentative is None else found + self.read(self._tentative.prefill_ms)
 
     @property
     def decoding(self) -> FloatColumn:
         """Requests past their first token there; those of others count as such."""
-        found: FloatColumn = self._columns.decoding[self.slots] + self._columns.external[self.slots]
+        found: FloatColumn = self.read(self._columns.decoding) + self.read(self._columns.external)
         return found
 
     @property
     def queued_prefill_tokens(self) -> FloatColumn:
         """Uncached prompt tokens still to be prefilled there."""
-        return self._columns.prefill_tokens[self.slots].astype(np.float64)
+        return self.read(self._columns.prefill_tokens).astype(np.float64)
 
     @property
     def context_tokens(self) -> FloatColumn:
         """Context of the requests decoding there."""
-        return self._columns.context_tokens[self.slots].astype(np.float64)
+        return self.read(self._columns.context_tokens).astype(np.float64)
 
     @property
     def running(self) -> FloatColumn:
         """Requests the engine said it runs, as of its newest sample; NaN where unknown."""
-        return self._columns.running[self.slots]
+        return self._columns.running.take(self.slots)
 
     @property
     def waiting(self) -> FloatColumn:
         """Requests in the engine's own queue, as of its newest sample; NaN where unknown."""
-        return self._columns.waiting[self.slots]
+        return self._columns.waiting.take(self.slots)
 
     @property
     def kv_use(self) -> FloatColumn:
         """KV cache in use, 0 to 1, as of the newest sample; NaN where unknown."""
-        return self._columns.kv_use[self.slots]
+        return self._columns.kv_use.take(self.slots)
 
     @property
     def kv_room_tokens(self) -> FloatColumn:
         """KV tokens free: capacity less what is used or reserved, whichever is more; NaN where unknown."""
-        c, slots = self._columns, self.slots
-        used = np.fmax(c.kv_use[slots] * c.kv_capacity[slots], c.kv_tokens[slots].astype(np.float64))
-        found: FloatColumn = c.kv_capacity[slots] - used
+        c, read = self._columns, self.read
+        capacity = read(c.kv_capacity)
+        used = np.fmax(read(c.kv_use) * capacity, read(c.kv_tokens))
+        found: FloatColumn = capacity - used
         return found
 
     @property
     def memory_pressure(self) -> FloatColumn:
         """0 to 1, NaN where unknown."""
-        return self._columns.memory_pressure[self.slots]
+        return self._columns.memory_pressure.take(self.slots)
 
     @property
     def utilization(self) -> FloatColumn:
         """0 to 1, NaN where unknown."""
-        return self._columns.utilization[self.slots]
+        return self._columns.utilization.take(self.slots)
 
     @property
     def heat(self) -> FloatColumn:
         """Temperature over the slowdown temperature, NaN where unknown."""
-        return self._columns.heat[self.slots]
+        return self._columns.heat.take(self.slots)
 
     @property
     def power(self) -> FloatColumn:
         """Power over its limit, NaN where unknown."""
-        return self._columns.power[self.slots]
+        return self._columns.power.take(self.slots)
 
     @property
     def last_chosen(self) -> npt.NDArray[np.int64]:
         """Number of the decision that chose it last; 0: never."""
-        return self._columns.last_chosen[self.slots]
+        return self._columns.last_chosen.take(self.slots)
 
     @property
     def ring(self) -> npt.NDArray[np.uint64]:
         """Hash of the endpoint's id."""
-        return self._columns.ring[self.slots]
+        return self._columns.ring.take(self.slots)
 
     @property
     def hit_tokens(self) -> FloatColumn:

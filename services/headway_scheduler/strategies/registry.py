@@ -7,9 +7,11 @@ configuration names; one that keeps failing is tripped for a while and says so.
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import structlog
 from pydantic import ValidationError
@@ -18,6 +20,7 @@ from headway_scheduler.domain.desired import DesiredState, StrategyConfig
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import InvalidField, UnknownResource
 from headway_scheduler.strategies.base import BindsLate, Costs, SoftGuard, Strategy, View
+from headway_scheduler.strategies.stopwatch import Stopwatch
 
 __all__ = ["Bound", "Installed", "Priced", "StrategyRegistry"]
 
@@ -31,8 +34,7 @@ log = structlog.get_logger()
 _LAST_RESORT: Final = StrategyConfig("round_robin", "round_robin", fallback_algorithm="round_robin")
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
+class Priced(msgspec.Struct, frozen=True):
     """What a strategy, or what stood in for it, answered."""
 
     costs: Costs
@@ -69,12 +71,21 @@ class Bound:
 
 
 class StrategyRegistry:
-    """All strategies by id. `timer` measures CPU seconds of this thread, so that a busy host trips nothing."""
+    """All strategies by id.
 
-    def __init__(self, algorithms: Mapping[str, type[Strategy]], timer: Callable[[], float]) -> None:
+    `timer` measures CPU seconds of this thread, so that a busy host trips nothing; `wall` what went by meanwhile, at
+    less cost (see Stopwatch). Without it, `timer` is both.
+    """
+
+    def __init__(
+        self,
+        algorithms: Mapping[str, type[Strategy]],
+        timer: Callable[[], float],
+        wall: Callable[[], float] | None = None,
+    ) -> None:
         self.algorithms = algorithms
         self.installed: dict[str, Installed] = {}
-        self._timer = timer
+        self.stopwatch = Stopwatch(timer, wall or timer)
         self._desired = DesiredState()
         self._bound: dict[tuple[str, str], Bound] = {}
         self._last_resort = self._build(_LAST_RESORT)
@@ -128,22 +139,22 @@ class StrategyRegistry:
         """Price with this strategy, or with what stands in for it."""
         reason = self._unusable(installed, now)
         if not reason:
-            started = self._timer()
+            budget_us = installed.config.time_budget_us or DEFAULT_BUDGET_US
+            started = self.stopwatch.start(budget_us / 1e6)
             try:
                 costs = _checked(installed.strategy.cost(request, view, now), len(view))
-                spent_us = (self._timer() - started) * 1e6
+                spent_s = self.stopwatch.over(started, budget_us / 1e6)
             except Exception as error:  # a strategy may be anyone's code: nothing it raises may lose the request
                 reason = f"failed: {type(error).__name__}"
                 installed.last_error = _described(error)
             else:
-                budget_us = installed.config.time_budget_us or DEFAULT_BUDGET_US
-                if spent_us <= budget_us:
+                if spent_s is None:
                     installed.decisions += 1
                     installed.failures_in_a_row = 0
                     installed.tripped_until = None
                     return Priced(costs, installed.config.id, installed.strategy.guards, window_ms=installed.window_ms)
                 reason = "over its time budget"
-                installed.last_error = f"took {spent_us:.0f} of {budget_us} µs"
+                installed.last_error = f"took {spent_s * 1e6:.0f} of {budget_us} µs"
             self._failed(installed, now)
         stand_in = installed.fallback
         try:
@@ -233,9 +244,10 @@ def _described(error: Exception) -> str:
 def _checked(costs: Costs, count: int) -> Costs:
     if costs.cost.shape != (count,):
         raise ValueError(f"{costs.cost.shape} costs for {count} candidates")
-    if np.isnan(costs.cost).any():
+    # The lowest of all is NaN if any is; a sum is finite only if each is.
+    if count and np.isnan(costs.cost[costs.cost.argmin()]):
         raise ValueError("a cost is not a number")
     ttft = costs.predicted_ttft_ms
-    if ttft is not None and (ttft.shape != (count,) or not np.isfinite(ttft).all()):
+    if ttft is not None and (ttft.shape != (count,) or not isfinite(np.add.reduce(ttft))):
         raise ValueError("a predicted TTFT is not a finite number")
     return costs

@@ -125,6 +125,12 @@ async def test_what_is_wrong_is_named(api, body, status, reason, field):
     assert not api.served.reservations
 
 
+async def test_token_ids_as_numbers_and_as_json_has_64_bits(api):
+    plain = await api.route({"model": "m", "tokens": {"ids": list(range(300))}})
+    quoted = await api.route({"model": "m", "tokens": {"ids": [str(each) for each in range(300)]}})
+    assert plain["decision"]["promptTokens"] == quoted["decision"]["promptTokens"] == 300
+
+
 async def test_what_is_busy_says_when_to_come_back(api):
     await full(api.served)
     status, reason, _, headers = await api.refused("route", {"model": "m", "text": "x", "maxWait": "0s"})

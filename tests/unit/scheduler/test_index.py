@@ -95,6 +95,38 @@ class TestChain:
         index.drop(7)
         assert len(index) == 0
 
+    def test_of_a_large_endpoint_nothing_matches_from_the_moment_it_is_dropped(self):
+        index = ChainIndex(default_capacity_tokens=float("inf"))
+        blocks = list(range(1, 3501))
+        index.touch(0, chain(*blocks))
+        index.touch(1, chain(1, 2))
+        index.drop(0)
+        assert held(index, chain(*blocks)) == {1: 256}
+        assert index.blocks(0) == 0
+
+    def test_what_it_is_given_meanwhile_counts_once_the_rest_is_gone(self):
+        index = ChainIndex(default_capacity_tokens=float("inf"))
+        index.touch(0, chain(*range(1, 3501)))
+        index.drop(0)
+        index.touch(0, chain(1, 2))
+        assert held(index, chain(1, 2, 3)) == {}
+        turns = 0
+        while index.tidy():
+            turns += 1
+        assert turns > 1
+        assert held(index, chain(1, 2, 3)) == {0: 256}
+        assert (len(index), index.blocks(0)) == (2, 2)
+
+    def test_dropped_again_meanwhile_it_has_nothing(self):
+        index = ChainIndex(default_capacity_tokens=float("inf"))
+        index.touch(0, chain(*range(1, 3501)))
+        index.drop(0)
+        index.touch(0, chain(1, 2))
+        index.drop(0)
+        while index.tidy():
+            pass
+        assert len(index) == 0
+
     def test_forgetting_what_was_never_there(self):
         index = ChainIndex()
         index.forget(0, (1, 2))

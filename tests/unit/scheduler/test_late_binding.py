@@ -16,6 +16,7 @@ from headway_scheduler.fleet.columns import BOOKED
 from headway_scheduler.fleet.ledger import Owner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 WINDOW_MS = 200.0
 MORE_THAN_THE_WINDOW = 3000  # tokens: 228 ms on an A100
@@ -147,7 +148,7 @@ class TestAffinity:
         rig.ledger.move(
             rig.ledger.find(rig.busy.reservation_id),
             [
-                replace(leg, booking=replace(leg.booking, prefill_us=5_000_000, prefill_work_us=5_000_000))
+                replace(leg, booking=structs.replace(leg.booking, prefill_us=5_000_000, prefill_work_us=5_000_000))
                 for leg in self.legs(rig)
             ],
             rig.clock.now,
@@ -202,7 +203,7 @@ class TestOvertaking:
         rig.connect("n", spec(1, models=(MODEL, "second"), kv_capacity_tokens=Measurement(10_000.0)))
         rig.first_token(rig.route(prompt_tokens=4744))
         _, ahead = rig.hold("ahead", tenant="vip", prompt_tokens=6000)
-        request = replace(rig.request("behind", tenant="other"), model="second")
+        request = structs.replace(rig.request("behind", tenant="other"), model="second")
         waiter = rig.submit(request)
         assert isinstance(waiter, Waiter)
         pass_now(rig)
@@ -347,7 +348,7 @@ class TestPass:
         rig.route(prompt_tokens=MORE_THAN_THE_WINDOW)
         for number in range(10):
             rig.hold(f"r{number}")
-        decision = rig.submit(replace(rig.request(prompt_tokens=50_000), model="second"))
+        decision = rig.submit(structs.replace(rig.request(prompt_tokens=50_000), model="second"))
         assert isinstance(decision, Decision)
         assert rig.where(decision) == "2"
 

@@ -14,6 +14,7 @@ from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.estimator import Estimator
 from headway_scheduler.learning.priors import DEFAULT
+from headway_scheduler.learning.timing import Timing
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -348,3 +349,14 @@ def _spoilt(saved, place, value):
     numbers = list(struct.unpack("<25d", base64.b64decode(endpoint["numbers"])))
     numbers[place] = value
     return _with_numbers(saved, struct.pack("<25d", *numbers))
+
+
+def test_first_tokens_without_end_in_one_step_are_not_all_remembered():
+    """An engine far faster than it is believed to be: whatever it answers seems to come from one step."""
+    columns = Columns()
+    columns.base_ms[0], columns.budget_tokens[0] = 10.0, 2048.0
+    timing = Timing(columns, lambda _slot, _observation: None)
+    flights = [timing.sent(0, 100.0, 0.0, 1.0) for _ in range(1000)]
+    for flight in flights:
+        timing.first_token(flight, 1.0, 1.001)
+    assert max(len(flight.period.members) for flight in flights) == 64

@@ -12,6 +12,7 @@ from headway_scheduler.strategies import catalog
 from headway_scheduler.strategies.base import Costs, Parameters
 from headway_scheduler.strategies.catalog import BUILT_IN
 from headway_scheduler.strategies.registry import StrategyRegistry
+from headway_scheduler.strategies.stopwatch import Stopwatch
 
 
 class Timer:
@@ -47,7 +48,8 @@ def odd():
     rig = Rig()
     registry = rig.scheduler.registry
     registry.algorithms = {**registry.algorithms, "odd": Mine}
-    registry._timer = Timer()
+    rig.timer = Timer()
+    registry.stopwatch = Stopwatch(rig.timer, rig.timer)
     rig.bind("odd", time_budget_us=1000)
     rig.endpoints(3)
     rig.odd = Mine
@@ -92,7 +94,7 @@ class TestSafetyNet:
 
     def test_over_its_budget_its_answer_is_discarded(self, odd):
         def slow(view):
-            odd.scheduler.registry._timer.now += 0.0011
+            odd.timer.now += 0.0011
             return np.array([9.0, 9.0, 0.0])
 
         odd.odd.behave = slow
@@ -102,7 +104,7 @@ class TestSafetyNet:
 
     def test_within_its_budget_it_is_not(self, odd):
         def brisk(view):
-            odd.scheduler.registry._timer.now += 0.0009
+            odd.timer.now += 0.0009
             return np.array([9.0, 9.0, 0.0])
 
         odd.odd.behave = brisk

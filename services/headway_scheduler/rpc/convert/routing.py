@@ -27,11 +27,13 @@ from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.index.hashing import SCHEMES, TOKENS
 from headway_scheduler.learning.history import classify
 
-__all__ = ["MAX_PROMPT_BYTES", "decision_to_proto", "explanation_to_proto", "request_from_proto"]
+__all__ = ["MAX_PROMPT_BYTES", "decision_to_proto", "explanation_to_proto", "request_from_proto", "write_decision"]
 
 MAX_PROMPT_BYTES: Final = 4_000_000
 """A longer prompt is routed without affinity: its bytes are not hashed."""
 _MAX_ID: Final = 256
+_NONE: Final[frozenset[str]] = frozenset()
+_MOST_PLACEMENTS: Final = 20_000
 _MAX_TOKEN: Final = 2**31
 
 _HINTS: Final = {
@@ -62,8 +64,9 @@ def request_from_proto(
     """
     tenant = intake.tenant(principal, message.tenant)
     model = intake.model(tenant, message.model)
-    for field in ("request_id", "adapter", "session_id"):
-        if len(getattr(message, field)) > _MAX_ID:
+    request_id, adapter, session_id = message.request_id, message.adapter, message.session_id
+    for field, value in (("request_id", request_id), ("adapter", adapter), ("session_id", session_id)):
+        if len(value) > _MAX_ID:
             raise InvalidField(field, f"is longer than {_MAX_ID} characters")
     prompt, tokens = _prompt(message, intake, model)
     if prompt_tokens is None:
@@ -75,21 +78,21 @@ def request_from_proto(
         raise InvalidField("priority", f"{message.priority} is no Priority")
     priority = _PRIORITIES[message.priority]
     request = Request(
-        request_id=message.request_id or new_id,
+        request_id=request_id or new_id,
         tenant=tenant.id,
         domain=tenant.domain,
         model=model,
         prompt=prompt,
         prompt_tokens=prompt_tokens,
-        adapter=message.adapter,
+        adapter=adapter,
         max_tokens=max_tokens,
         task_class=classify(_HINTS[message.task_hint], max_tokens, prompt_tokens),
-        session_id=message.session_id,
+        session_id=session_id,
         priority=tenant.priority if priority is None else min(priority, tenant.priority),
         ttft_objective_ms=_milliseconds(message, "ttft_objective"),
         tpot_objective_ms=_milliseconds(message, "tpot_objective"),
         max_wait_s=_seconds(message, "max_wait"),
-        excluded=frozenset(_bare(name) for name in message.excluded_endpoints),
+        excluded=_excluded(message),
         subset=_subset(message.subset) if message.HasField("subset") else None,
         cannot_inject_salt=message.cannot_inject_salt,
     )
@@ -112,11 +115,12 @@ def _prompt(message: pb.RouteRequest, intake: Intake, model: str) -> tuple[Promp
         least = len(blocks.hashes) * scheme.block_size if scheme is TOKENS else 0
         return BlocksPrompt(scheme.name, tuple(blocks.hashes)), max(blocks.prompt_tokens, least)
     if kind == "tokens":
-        ids = np.array(message.tokens.ids, np.int64)
-        wrong = np.flatnonzero((ids < 0) | (ids >= _MAX_TOKEN))
-        if len(wrong):
-            at = int(wrong[0])
+        ids = np.array(message.tokens.ids, np.int64)  # one copy of memory, no object for each
+        if len(ids) and (ids.min() < 0 or ids.max() >= _MAX_TOKEN):
+            at = int(np.flatnonzero((ids < 0) | (ids >= _MAX_TOKEN))[0])
             raise InvalidField(f"tokens.ids[{at}]", f"{ids[at]} is not in [0, 2^31)")
+        if len(ids) * TOKENS.unit_bytes > MAX_PROMPT_BYTES:
+            return None, len(ids)
         prompt = TokensPrompt(ids.astype("<u4").tobytes())
     elif kind == "text":
         prompt = TextPrompt(message.text.encode())
@@ -152,6 +156,11 @@ def _seconds(message: pb.RouteRequest, field: str) -> float | None:
     return seconds
 
 
+def _excluded(message: pb.RouteRequest) -> frozenset[str]:
+    names = message.excluded_endpoints
+    return frozenset(_bare(name) for name in names) if names else _NONE
+
+
 def _bare(name: str) -> str:
     return name.removeprefix(f"{ENDPOINTS}/")
 
@@ -162,27 +171,48 @@ def _subset(subset: pb.Subset) -> Subset:
 
 def decision_to_proto(decision: Decision) -> pb.RouteResponse:
     """An answer."""
-    response = pb.RouteResponse(
-        request_id=decision.request_id,
-        endpoint=placement_to_proto(decision.endpoint),
-        fallbacks=[placement_to_proto(each) for each in decision.fallbacks],
-        reservation_id=decision.reservation_id,
-        decision=why_to_proto(decision.why),
-        cache_salt=decision.cache_salt,
-        headers=decision.endpoint.headers,
-        model=decision.model,
-    )
+    response = pb.RouteResponse()
+    write_decision(decision, response)
+    return response
+
+
+def write_decision(decision: Decision, response: pb.RouteResponse) -> None:
+    """An answer, written into a message that is empty."""
+    response.request_id = decision.request_id
+    response.reservation_id = decision.reservation_id
+    response.model = decision.model
+    if decision.cache_salt:
+        response.cache_salt = decision.cache_salt
+    if decision.endpoint.headers:
+        response.headers.update(decision.endpoint.headers)
+    response.endpoint.MergeFrom(placement_to_proto(decision.endpoint))
+    response.fallbacks.extend([placement_to_proto(each) for each in decision.fallbacks])
     response.reservation_ttl.seconds = int(decision.ttl_s)
+    _write_why(decision.why, response.decision)
     if decision.prefill_endpoint is not None:
         response.prefill_endpoint.CopyFrom(placement_to_proto(decision.prefill_endpoint))
     if decision.pull_from is not None:
         response.pull_from.endpoint.CopyFrom(placement_to_proto(decision.pull_from.placement))
         response.pull_from.tokens = decision.pull_from.tokens
-    return response
+
+
+_placements: dict[int, tuple[Placement, pb.Endpoint]] = {}
+"""By `id`: an endpoint's placement is one object for as long as its agent says the same of it."""
 
 
 def placement_to_proto(placement: Placement) -> pb.Endpoint:
-    """An endpoint as answers name it."""
+    """An endpoint as answers name it. Not to be changed: it is made once a placement."""
+    kept = _placements.get(id(placement))
+    if kept is not None and kept[0] is placement:
+        return kept[1]
+    if len(_placements) >= _MOST_PLACEMENTS:
+        _placements.clear()
+    found = _endpoint(placement)
+    _placements[id(placement)] = (placement, found)
+    return found
+
+
+def _endpoint(placement: Placement) -> pb.Endpoint:
     spec = placement.spec
     return pb.Endpoint(
         name=f"{ENDPOINTS}/{spec.id}",
@@ -195,18 +225,26 @@ def placement_to_proto(placement: Placement) -> pb.Endpoint:
 
 def why_to_proto(why: Why) -> pb.Decision:
     """The reasons."""
-    return pb.Decision(
-        strategy=f"{STRATEGIES}/{why.strategy}" if why.strategy else "",
-        fell_back_from=f"{STRATEGIES}/{why.fell_back_from}" if why.fell_back_from else "",
-        fallback_reason=why.fallback_reason,
-        prompt_tokens=why.prompt_tokens,
-        matched_tokens=why.matched_tokens,
-        predicted_ttft_ms=why.predicted_ttft_ms,
-        task_class=_CLASSES[why.task_class],
-        task_weight=why.task_weight,
-        candidates=why.candidates,
-        held_ms=why.held_ms,
-    )
+    message = pb.Decision()
+    _write_why(why, message)
+    return message
+
+
+def _write_why(why: Why, message: pb.Decision) -> None:
+    if why.strategy:
+        message.strategy = f"{STRATEGIES}/{why.strategy}"
+    if why.fell_back_from:
+        message.fell_back_from = f"{STRATEGIES}/{why.fell_back_from}"
+        message.fallback_reason = why.fallback_reason
+    message.prompt_tokens = why.prompt_tokens
+    message.matched_tokens = why.matched_tokens
+    if why.predicted_ttft_ms is not None:
+        message.predicted_ttft_ms = why.predicted_ttft_ms
+    message.task_class = _CLASSES[why.task_class]
+    message.task_weight = why.task_weight
+    message.candidates = why.candidates
+    if why.held_ms:
+        message.held_ms = why.held_ms
 
 
 def explanation_to_proto(
@@ -228,7 +266,7 @@ def _rows(rows: Iterable[Row], columns: Columns, now: float) -> list[pb.ExplainR
         slot = endpoint.slot
         found.append(
             pb.ExplainRow(
-                endpoint=placement_to_proto(Placement(endpoint.spec, endpoint.node.id)),
+                endpoint=placement_to_proto(endpoint.placement),
                 chosen=row.chosen,
                 hard_guards=row.hard_guards,
                 soft_guards=row.soft_guards,

@@ -57,9 +57,9 @@ _EVENTS: Final = {
 
 
 def _measured(message: pb.Measurement) -> Measurement:
-    kind = message.WhichOneof("kind")
-    if kind == "value":
-        return Measurement(message.value) if isfinite(message.value) else UNKNOWN
+    value = message.value
+    if value or message.WhichOneof("kind") == "value":  # one that is not 0 says by itself that it is there
+        return Measurement(value) if isfinite(value) else UNKNOWN
     return _REASONS.get(message.missing, UNKNOWN)
 
 
@@ -142,35 +142,34 @@ def spec_from_proto(message: pb.EngineEndpoint, field: str) -> EndpointSpec:
 
 
 def sample_from_proto(message: pb.Sample) -> Sample:
-    """One reading."""
-    return Sample(
-        sequence=message.sequence,
-        devices=tuple(
-            DeviceSample(
-                uuid=each.uuid,
-                memory_used_bytes=_measured(each.memory_used_bytes),
-                utilization=_measured(each.utilization),
-                temperature_c=_measured(each.temperature_c),
-                power_w=_measured(each.power_w),
-                throttle_reasons=tuple(each.throttle_reasons),
-                ecc_errors=_measured(each.ecc_errors),
-            )
-            for each in message.devices
-        ),
-        engines=tuple(
-            EngineSample(
-                address=each.address,
-                dp_rank=each.dp_rank,
-                running=_measured(each.running),
-                waiting=_measured(each.waiting),
-                kv_use=_measured(each.kv_use),
-                prefix_queries=_measured(each.prefix_queries),
-                prefix_hits=_measured(each.prefix_hits),
-                ready=each.ready,
-            )
-            for each in message.engines
-        ),
-    )
+    """One reading. Written for speed, there are thousands a second: values in the order of their fields."""
+    measured = _measured
+    devices = [
+        DeviceSample(
+            each.uuid,
+            measured(each.memory_used_bytes),
+            measured(each.utilization),
+            measured(each.temperature_c),
+            measured(each.power_w),
+            tuple(each.throttle_reasons),
+            measured(each.ecc_errors),
+        )
+        for each in message.devices
+    ]
+    engines = [
+        EngineSample(
+            each.address,
+            each.dp_rank,
+            measured(each.running),
+            measured(each.waiting),
+            measured(each.kv_use),
+            measured(each.prefix_queries),
+            measured(each.prefix_hits),
+            each.ready,
+        )
+        for each in message.engines
+    ]
+    return Sample(message.sequence, tuple(devices), tuple(engines))
 
 
 def device_event_from_proto(message: pb.DeviceEvent) -> DeviceEvent:

@@ -1,0 +1,142 @@
+"""Many agents in one process: each a stream of samples.
+
+`python -m headway_bench.agents PORT NODES DEVICES ENGINES HZ SECONDS TOKEN` prints `ready` when all are connected, and
+at the end one JSON object.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from typing import Any, Final
+
+import grpc
+import uvloop
+from headway.telemetry.v1 import telemetry_pb2 as pb
+from headway.telemetry.v1 import telemetry_pb2_grpc
+
+from headway_bench.figures import Json, percentile
+
+__all__ = ["main"]
+
+_CHANNELS: Final = 8
+_CONNECTING: Final = 32
+_MEMORY: Final = 80e9
+
+
+def _value(value: float) -> pb.Measurement:
+    return pb.Measurement(value=value)
+
+
+class _Agent:
+    """One node: devices, and engines that share them evenly."""
+
+    def __init__(self, number: int, devices: int, engines: int) -> None:
+        self.node = f"node-{number}"
+        self.lags: list[float] = []
+        self.sent = 0
+        self._dice = random.Random(number)  # the same samples in every run
+        self._uuids = [f"GPU-{number}-{each}" for each in range(devices)]
+        self._addresses = [f"10.{number >> 8}.{number & 255}.1:{8000 + each}" for each in range(engines)]
+        self._sequence = 0
+
+    async def connect(self, stub: Any, metadata: Any) -> None:
+        """Say who it is, and be welcomed."""
+        devices = [
+            pb.Device(
+                uuid=uuid,
+                kind=pb.DEVICE_KIND_GPU,
+                product="NVIDIA H100 80GB",
+                memory_total_bytes=_value(_MEMORY),
+                power_limit_w=_value(700.0),
+                temperature_slowdown_c=_value(87.0),
+            )
+            for uuid in self._uuids
+        ]
+        engines = [
+            pb.EngineEndpoint(
+                address=address,
+                models=["m"],
+                device_uuids=self._uuids[place :: len(self._addresses)],
+                engine="vllm",
+                ready=True,
+                hardware="h100-8b",
+            )
+            for place, address in enumerate(self._addresses)
+        ]
+        self._call = stub.Connect(metadata=metadata)
+        hello = pb.Hello(node=self.node, instance_id="1", devices=devices, endpoints=engines)
+        await self._call.write(pb.ConnectRequest(hello=hello))
+        await self._call.read()
+
+    async def tell(self, interval_s: float, until: float) -> None:
+        """Send a sample every interval, and see how long each takes to be acknowledged."""
+        await asyncio.sleep(self._dice.random() * interval_s)
+        due = time.perf_counter()
+        while due < until:
+            self._sequence += 1
+            began = time.perf_counter()
+            await self._call.write(pb.ConnectRequest(sample=self._sample()))
+            answer = await self._call.read()
+            if answer is grpc.aio.EOF:
+                return
+            self.lags.append(time.perf_counter() - began)
+            self.sent += 1
+            due += interval_s
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+
+    def _sample(self) -> pb.Sample:
+        dice = self._dice.random
+        devices = [
+            pb.DeviceSample(
+                uuid=uuid,
+                memory_used_bytes=_value(_MEMORY * 0.9),
+                utilization=_value(dice()),
+                temperature_c=_value(50.0 + 20.0 * dice()),
+                power_w=_value(400.0 + 200.0 * dice()),
+                ecc_errors=_value(0.0),
+            )
+            for uuid in self._uuids
+        ]
+        engines = [
+            pb.EngineSample(
+                address=address,
+                running=_value(float(int(8 * dice()))),
+                waiting=_value(0.0),
+                kv_use=_value(dice() * 0.8),
+                prefix_queries=_value(1000.0),
+                prefix_hits=_value(500.0),
+                ready=True,
+            )
+            for address in self._addresses
+        ]
+        return pb.Sample(sequence=self._sequence, devices=devices, engines=engines)
+
+
+async def _run(port: str, nodes: int, devices: int, engines: int, hz: float, seconds: float, token: str) -> Json:
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(_CHANNELS)]
+    stubs = [telemetry_pb2_grpc.TelemetryStub(channel) for channel in channels]
+    agents = [_Agent(number, devices, engines) for number in range(nodes)]
+    for start in range(0, nodes, _CONNECTING):
+        some = enumerate(agents[start : start + _CONNECTING])
+        await asyncio.gather(*(agent.connect(stubs[number % _CHANNELS], metadata) for number, agent in some))
+    print("ready", flush=True)
+    until = time.perf_counter() + seconds
+    await asyncio.gather(*(agent.tell(1 / hz, until) for agent in agents))
+    lags = [lag for agent in agents for lag in agent.lags]
+    for channel in channels:
+        await channel.close()
+    return {"samples": sum(agent.sent for agent in agents), "lag_p99_ms": percentile(lags, 0.99) * 1e3}
+
+
+def main() -> None:
+    """Run as the arguments say."""
+    port, nodes, devices, engines, hz, seconds, token = sys.argv[1:]
+    print(json.dumps(uvloop.run(_run(port, int(nodes), int(devices), int(engines), float(hz), float(seconds), token))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""A data plane that does nothing else: it routes, and reports first tokens and ends, as fast as it is answered.
+
+`python -m headway_bench.router_load PORT MODE CONCURRENCY SECONDS PROMPT_BYTES TOKEN RATE` prints one JSON object.
+RATE: routes a second, in unary mode; 0: as many as are answered.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import count, cycle
+from typing import Any, Final
+
+import grpc
+import uvloop
+from headway.routing.v1 import routing_pb2 as pb
+from headway.routing.v1 import routing_pb2_grpc
+
+from headway_bench.figures import Json, percentile
+from headway_bench.prompts import prompts_of
+
+__all__ = ["main"]
+
+_TTFT_MS: Final = 1.0
+_OUTPUT_TOKENS: Final = 100
+
+
+def _reports(reservation_id: str, prompt_tokens: int) -> Iterator[pb.Report]:
+    yield pb.Report(reservation_id=reservation_id, first_token=pb.FirstToken(ttft_ms=_TTFT_MS))
+    usage = pb.Usage(prompt_tokens=prompt_tokens, completion_tokens=_OUTPUT_TOKENS)
+    finished = pb.Finished(outcome=pb.OUTCOME_SUCCESS, usage=usage, duration_ms=2.0, ttft_ms=_TTFT_MS)
+    yield pb.Report(reservation_id=reservation_id, finished=finished)
+
+
+class _Load:
+    """`concurrency` requests in flight until the time is over."""
+
+    def __init__(self, stub: Any, metadata: Any, concurrency: int, seconds: float, prompts: list[bytes]) -> None:
+        self._stub, self._metadata, self._concurrency = stub, metadata, concurrency
+        self._requests = cycle(
+            [pb.RouteRequest(model="m", text=prompt.decode(), max_tokens=_OUTPUT_TOKENS) for prompt in prompts]
+        )
+        self._until = time.perf_counter() + seconds
+        self._latencies: list[float] = []
+        self._failed = 0
+
+    async def unary(self, rate: float) -> None:
+        """A Route call, and one Report call with both of its reports."""
+        await asyncio.gather(*(self._caller(number, rate) for number in range(self._concurrency)))
+
+    async def _caller(self, number: int, rate: float) -> None:
+        interval = self._concurrency / rate if rate else 0.0
+        due = time.perf_counter() + interval * number / self._concurrency
+        while (now := time.perf_counter()) < self._until:
+            if rate:
+                if due > now:
+                    await asyncio.sleep(due - now)
+                due += interval
+            began = time.perf_counter()
+            try:
+                answer = await self._stub.Route(next(self._requests), metadata=self._metadata)
+                self._latencies.append(time.perf_counter() - began)
+                reports = _reports(answer.reservation_id, answer.decision.prompt_tokens)
+                await self._stub.Report(pb.ReportRequest(reports=reports), metadata=self._metadata)
+            except grpc.aio.AioRpcError:
+                self._failed += 1
+
+    async def stream(self) -> None:
+        """One stream: what the answers of a message call for becomes the next message."""
+        call = self._stub.RouteStream(metadata=self._metadata)
+        numbers, began = count(1), {}
+        message = pb.RouteStreamRequest()
+        open_calls = 0
+        while True:
+            while open_calls < self._concurrency and time.perf_counter() < self._until:
+                number = next(numbers)
+                began[number] = time.perf_counter()
+                message.routes.add(correlation_id=number, request=next(self._requests))
+                open_calls += 1
+            if message.routes or message.reports:
+                await call.write(message)
+                message = pb.RouteStreamRequest()
+            if not open_calls:
+                break
+            found = await call.read()
+            if found is grpc.aio.EOF:
+                self._failed += open_calls
+                break
+            now = time.perf_counter()
+            for answer in found.answers:
+                open_calls -= 1
+                self._latencies.append(now - began.pop(answer.correlation_id))
+                if answer.HasField("error"):
+                    self._failed += 1
+                else:
+                    response = answer.response
+                    message.reports.extend(_reports(response.reservation_id, response.decision.prompt_tokens))
+        await call.done_writing()
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+    def figures(self, took: float) -> Json:
+        """What came of it."""
+        return {
+            "requests": len(self._latencies),
+            "failed": self._failed,
+            "requests_per_s": len(self._latencies) / took,
+            "p50_us": percentile(self._latencies, 0.5) * 1e6,
+            "p99_us": percentile(self._latencies, 0.99) * 1e6,
+        }
+
+
+async def _run(
+    port: str, mode: str, concurrency: int, seconds: float, prompt_bytes: int, token: str, rate: float
+) -> Json:
+    metadata = (("authorization", f"Bearer {token}"),) if token else None
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = routing_pb2_grpc.RouterStub(channel)
+        prompts = prompts_of(prompt_bytes)
+        began = time.perf_counter()
+        load = _Load(stub, metadata, concurrency, seconds, prompts)
+        await (load.stream() if mode == "stream" else load.unary(rate))
+        return load.figures(time.perf_counter() - began)
+
+
+def main() -> None:
+    """Run as the arguments say."""
+    port, mode, concurrency, seconds, prompt_bytes, token, rate = sys.argv[1:]
+    found = _run(port, mode, int(concurrency), float(seconds), int(prompt_bytes), token, float(rate))
+    print(json.dumps(uvloop.run(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""`headway bench route|index|telemetry|mixed` measure what they say, with processes that are gone afterwards."""
+
+import psutil
+import pytest
+from headway_bench.figures import BenchError, percentile
+from headway_bench.index import measure_index
+from headway_bench.inproc import InprocSettings, measure_inproc
+from headway_bench.processes import run_json
+from headway_bench.route import RouteSettings, measure_route
+from headway_bench.telemetry import MixedSettings, TelemetrySettings, measure_mixed, measure_telemetry
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    yield
+    left = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+    assert not [line for line in left if "headway_bench" in line or "headway_scheduler" in line]
+
+
+@pytest.mark.parametrize("mode", ["unary", "stream"])
+async def test_a_route_is_measured_beside_its_echo(mode):
+    settings = RouteSettings(mode, endpoints=3, prompt_bytes=600, concurrency=4, seconds=0.6)
+    found = await measure_route(settings)
+    for part in ("route", "echo"):
+        assert found[part]["requests_per_s"] > 0
+        assert found[part]["server_cpu_us"] >= 0
+        assert found[part]["p50_us"] <= found[part]["p99_us"]
+    assert found["vs_echo"] == round(found["route"]["requests_per_s"] / found["echo"]["requests_per_s"], 3)
+    assert found["one_caller"]["vs_echo"] > 0
+
+
+async def test_a_strategy_that_there_is_not_says_so():
+    with pytest.raises(BenchError, match="'none-such'"):
+        await measure_route(RouteSettings(endpoints=1, strategy="none-such", auth=False, seconds=0.1))
+
+
+@pytest.fixture
+def collector():
+    """In process, a benchmark calms the collector of its process: this one's is put back."""
+    import gc
+
+    before = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("collector")
+def test_a_decision_without_a_wire():
+    found = measure_inproc(InprocSettings(endpoints=4, prompt_bytes=600, concurrency=4, seconds=0.3))
+    assert found["cpu_us"] > 0
+    assert found["p50_us"] <= found["p99_us"]
+
+
+@pytest.mark.usefixtures("collector")
+def test_too_many_for_the_fleet_is_no_figure():
+    with pytest.raises(BenchError, match="held"):
+        measure_inproc(InprocSettings(endpoints=1, prompt_bytes=40_000, concurrency=64, seconds=0.3))
+
+
+@pytest.mark.usefixtures("collector")
+def test_an_index_holds_what_it_was_given():
+    found = measure_index(20_000, 4)
+    assert found["blocks"] > 19_000
+    assert found["match_16_p50_us"] > 0
+    assert found["longest_pause_ms"] >= found["drop_endpoint_ms"]
+
+
+async def test_a_fleet_of_agents():
+    found = await measure_telemetry(TelemetrySettings(nodes=3, devices=2, engines=1, hz=5.0, seconds=0.5))
+    assert found["samples_of_wanted"] > 0
+    assert found["rss_mb"] > 0
+
+
+async def test_routes_beside_agents_and_an_admin():
+    found = await measure_mixed(MixedSettings(nodes=2, devices=2, engines=2, rate=50.0, prompt_bytes=600, seconds=0.5))
+    assert found["requests_per_s"] > 0
+    assert found["p50_us"] <= found["p99_us"]
+
+
+async def test_a_load_that_fails_is_no_figure():
+    with pytest.raises(BenchError, match="status 1"):
+        await run_json("headway_bench.index", "none", 1)
+
+
+def test_percentiles():
+    values = [5.0, 1.0, 3.0, 2.0, 4.0]
+    assert (percentile(values, 0.0), percentile(values, 0.5), percentile(values, 0.99)) == (1.0, 3.0, 5.0)
+    assert percentile([], 0.5) != percentile([], 0.5)
