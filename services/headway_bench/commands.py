@@ -15,6 +15,7 @@ from rich.table import Table
 
 from headway_bench.envoy import EnvoyBench, EnvoySettings
 from headway_bench.figures import BenchError, Json
+from headway_bench.idle_fleet import IdleSettings, measure_idle
 from headway_bench.inproc import InprocSettings, measure_inproc
 from headway_bench.processes import run_json
 from headway_bench.real.run import RealSettings, run_real, shortcomings
@@ -113,6 +114,18 @@ def telemetry(
 ) -> None:
     """A fleet of agents on one scheduler: its cores and memory, and how long samples take to be acknowledged."""
     _print(_found(measure_telemetry(TelemetrySettings(nodes, devices, engines, hz, seconds))), output)
+
+
+@bench_app.command()
+def idle(
+    endpoints: Annotated[int, typer.Option(min=1, max=250, help="Idle vLLM engines.")] = 100,
+    per_agent: Annotated[int, typer.Option(min=1, max=64, help="Engines that each agent watches.")] = 8,
+    interval_s: Annotated[float, typer.Option(min=0.05, max=60.0, help="Between samples.")] = 1.0,
+    seconds: SecondsOption = 10.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Real agents that watch idle engines: the CPU of all of them and of the scheduler together."""
+    _print(_found(measure_idle(IdleSettings(endpoints, per_agent, interval_s, seconds))), output)
 
 
 @bench_app.command()

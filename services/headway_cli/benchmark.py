@@ -19,7 +19,7 @@ def add_benchmarks(app: typer.Typer) -> None:
     command(
         app,
         "bench",
-        help="Measure real processes on this machine: envoy, route, index, telemetry, mixed, takeover, vllm.",
+        help="Measure real processes on this machine: envoy, route, index, telemetry, idle, mixed, takeover, vllm.",
         example=_EXAMPLE,
         offline=True,
         passes_on=True,

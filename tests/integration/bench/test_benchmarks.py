@@ -3,6 +3,7 @@
 import psutil
 import pytest
 from headway_bench.figures import BenchError, percentile
+from headway_bench.idle_fleet import IdleSettings, measure_idle
 from headway_bench.index import measure_index
 from headway_bench.inproc import InprocSettings, measure_inproc
 from headway_bench.processes import run_json
@@ -70,6 +71,13 @@ async def test_a_fleet_of_agents():
     found = await measure_telemetry(TelemetrySettings(nodes=3, devices=2, engines=1, hz=5.0, seconds=0.5))
     assert found["samples_of_wanted"] > 0
     assert found["rss_mb"] > 0
+
+
+async def test_idle_engines_are_watched_by_real_agents():
+    found = await measure_idle(IdleSettings(endpoints=3, per_agent=2, interval_s=0.2, seconds=0.5))
+    assert found["agents"] == 2
+    assert found["cpu_cores"] == pytest.approx(found["scheduler_cores"] + found["agents_cores"], abs=1e-3)
+    assert found["agent_rss_mb"] > 10
 
 
 async def test_routes_beside_agents_and_an_admin():
