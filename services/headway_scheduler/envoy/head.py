@@ -28,6 +28,8 @@ _STRIPPED: Final = (
     "x-data-parallel-rank",
 )
 _MAX_SESSION: Final = 256
+_MAX_NANOSECONDS: Final = 315_576_000_000 * 10**9
+"""As long as a google.protobuf.Duration may be."""
 _APIS: Final[tuple[Api, ...]] = ("chat/completions", "completions", "embeddings")
 _PRIORITIES: Final = {
     "critical": routing_pb2.PRIORITY_CRITICAL,
@@ -114,7 +116,7 @@ def subset_hint(metadata: base_pb2.Metadata) -> list[str] | None:
 def _nanoseconds(name: str, value: str) -> int:
     try:
         nanoseconds = int(float(value) * 1e6)
-        if nanoseconds < 0:
+        if not 0 <= nanoseconds <= _MAX_NANOSECONDS:
             raise ValueError
     except (ValueError, OverflowError):
         raise InvalidField(name, "is no number of milliseconds") from None
