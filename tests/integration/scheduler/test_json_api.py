@@ -118,11 +118,20 @@ async def test_a_request_is_routed_and_its_report_ends_it(api):
         (b"{", 400, "INVALID_FIELD", "body"),
         (b"[" * 100_000, 400, "INVALID_FIELD", "body"),
         (b'{"model": "\xff"}', 400, "INVALID_FIELD", "body"),
+        (b'{"model": "\\ud800"}', 400, "INVALID_FIELD", "body"),
+        (b'{"\\ud800": 1}', 400, "INVALID_FIELD", "body"),
+        (b'{"model": "m", "maxWait": "\\ud800s"}', 400, "INVALID_FIELD", "body"),
+        (b'{"model": "m", "maxTokens": 99999999999999999999}', 400, "INVALID_FIELD", "maxTokens"),
     ],
 )
 async def test_what_is_wrong_is_named(api, body, status, reason, field):
     assert (await api.refused("route", body))[:3] == (status, reason, field)
     assert not api.served.reservations
+
+
+async def test_a_body_that_is_not_encoded_as_it_says_is_the_callers_fault(api):
+    refused = await api.refused("route", b"this is no gzip", Content_Encoding="gzip")
+    assert refused[:3] == (400, "INVALID_FIELD", "body")
 
 
 async def test_what_is_busy_says_when_to_come_back(api):
