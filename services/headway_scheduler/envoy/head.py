@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import unquote
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -48,8 +49,11 @@ class Head:
 
     @property
     def api(self) -> Api:
-        """Which API the path belongs to: by its end, since planes rewrite beginnings after they asked us."""
-        path = self.values.get(":path", "").partition("?")[0]
+        """Which API the path belongs to: by its end, since planes rewrite beginnings after they asked us.
+
+        Engines read `%63ompletions` as `completions`.
+        """
+        path = unquote(self.values.get(":path", "").partition("?")[0])
         return next((api for api in _APIS if path.endswith(f"/{api}")), "other")
 
     def apply(self, route: routing_pb2.RouteRequest, plane: Plane) -> None:

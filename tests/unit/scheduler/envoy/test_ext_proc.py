@@ -335,7 +335,13 @@ class TestRequest:
         await process.ended()
 
     @pytest.mark.parametrize(
-        "path", ["/v1/chat/completions", "/tenants/acme/v1/chat/completions?x=/y", "/chat/completions"]
+        "path",
+        [
+            "/v1/chat/completions",
+            "/tenants/acme/v1/chat/completions?x=/y",
+            "/chat/completions",
+            "/v1/chat/%63ompletions",
+        ],
     )
     async def test_a_path_counts_by_its_end(self, world, path):
         await ask(process := world.process(), headers={":path": path})
