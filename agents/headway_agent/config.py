@@ -12,7 +12,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
@@ -159,9 +159,20 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
+_MAX_SOCKET_PATH: Final = 107
+"""What the kernel takes for the path of a socket."""
+
+
 def _zmq_address(address: str) -> str:
     if address and not address.startswith(("tcp://", "ipc://")):
         raise ValueError("must start with tcp:// or ipc://")
+    kind, _, place = address.partition("://")
+    if kind == "tcp":
+        port = place.rpartition(":")[2] if ":" in place else ""
+        if not (port.isascii() and port.isdecimal() and 0 < int(port) < 2**16):
+            raise ValueError("must end with a port, tcp://HOST:PORT")
+    elif address and not 0 < len(place.encode()) <= _MAX_SOCKET_PATH:
+        raise ValueError(f"must name a socket, in at most {_MAX_SOCKET_PATH} bytes")
     return address
 
 

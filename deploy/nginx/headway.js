@@ -14,15 +14,16 @@ async function route(r) {
     if (r.method !== 'POST') {
         return r.internalRedirect('@headway_fallback');
     }
-    let body;
+    let body, request;
     try {
         body = JSON.parse(r.requestText);
+        request = wanted(r, body);
     } catch (e) {
-        return refuse(r, 400, 'INVALID_ARGUMENT', 'the body is not valid JSON');
+        return refuse(r, 400, 'INVALID_ARGUMENT', 'the body is not valid JSON, or not as the API has it');
     }
     let answer, told;
     try {
-        answer = await ask(r, '/v1/route', wanted(r, body));
+        answer = await ask(r, '/v1/route', request);
         told = await answer.json();
     } catch (e) {
         r.error(`headway: no scheduler answers: ${e.message}`);

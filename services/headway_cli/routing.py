@@ -17,6 +17,7 @@ __all__ = ["add_routing_commands"]
 
 _MARGIN_S: Final = 10.0
 _DEFAULT_MAX_WAIT_S: Final = 30.0
+_MAX_WAIT_S: Final = 86_400.0
 _PRIORITIES: Final = {
     "": pb.PRIORITY_UNSPECIFIED,
     "best-effort": pb.PRIORITY_BEST_EFFORT,
@@ -32,10 +33,12 @@ _PromptFile = Annotated[
 _Tokens = Annotated[str | None, typer.Option(help="The prompt as token ids: 1,2,3.")]
 _Tenant = Annotated[str, typer.Option(help="Whose request it is; empty: the credential's own tenant.")]
 _Adapter = Annotated[str, typer.Option(help="LoRA adapter.")]
-_MaxTokens = Annotated[int | None, typer.Option(min=0, help="The output limit that the request carries.")]
+_MaxTokens = Annotated[
+    int | None, typer.Option(min=0, max=2**32 - 1, help="The output limit that the request carries.")
+]
 _SessionId = Annotated[str, typer.Option("--session", help="Session id.")]
 _PriorityName = Annotated[str, typer.Option("--priority", help="best-effort, standard or critical.")]
-_MaxWait = Annotated[float | None, typer.Option(min=0, help="Seconds it may be held; 0: not at all.")]
+_MaxWait = Annotated[float | None, typer.Option(min=0, max=_MAX_WAIT_S, help="Seconds it may be held; 0: not at all.")]
 _Exclude = Annotated[list[str], typer.Option("--exclude", help="An endpoint not to choose; may be repeated.")]
 _Label = Annotated[list[str], typer.Option("--label", help="KEY=VALUE that the endpoint must have; may be repeated.")]
 

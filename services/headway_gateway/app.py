@@ -125,7 +125,7 @@ class Gateway:
                 body=parse_body(api, await request.read()),
                 tenant=tenant,
                 request_id=request[_REQUEST_ID],
-                session_id=request.headers.get("x-headway-session", "")[:_MAX_ID],
+                session_id=_session_id(request),
                 priority=self._priority(request),
                 trace={name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers},
                 arrived=arrived,
@@ -224,6 +224,11 @@ def _credentials(settings: GatewaySettings) -> grpc.ChannelCredentials | None:
         return None
     roots = None if settings.scheduler_ca == SYSTEM_ROOTS else settings.scheduler_ca.read_bytes()
     return grpc.ssl_channel_credentials(roots)
+
+
+def _session_id(request: web.Request) -> str:
+    """What aiohttp could not decode in the header stands as surrogates, which no message can carry."""
+    return request.headers.get("x-headway-session", "").encode("utf-8", "replace").decode()[:_MAX_ID]
 
 
 def _request_id(request: web.Request) -> str:

@@ -1,6 +1,7 @@
 """The request's body: read once for what routing needs, forwarded as it came unless something must change."""
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -22,6 +23,8 @@ _Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 _ADDED = (b'"stream_options"', b'"cache_salt"')
 """Fields that a body may get besides the client's own, as they mostly look where it has them."""
+
+_FIRST_OF_ARRAY = re.compile(rb"\s*\[\s*(.)", re.DOTALL)
 
 _ABSENT = msgspec.Raw(b"")
 """Stands for a missing field; `null` comes as it is."""
@@ -93,12 +96,14 @@ def parse_body(api: Api, raw: bytes) -> ParsedBody:
         raise _invalid(error) from None
     except (msgspec.DecodeError, UnicodeError):
         raise ApiError(400, "invalid_json", "the body is not valid JSON", reason="INVALID_ARGUMENT") from None
+    except RecursionError:
+        raise _too_deep() from None
 
 
 def forwarded_body(parsed: ParsedBody, model: str, cache_salt: str, *, include_usage: bool = True) -> bytes:
     """Return the body for the engine: the client's own bytes, or with exactly these values changed.
 
-    `include_usage`: have streams end with their usage, also where the client did not ask for it.
+    `include_usage`: have streams end with their usage, also where the client did not ask for it. Raises ApiError 400.
     """
     changes: dict[str, object] = {}
     if include_usage and parsed.stream and not parsed.wants_usage:
@@ -113,11 +118,14 @@ def forwarded_body(parsed: ParsedBody, model: str, cache_salt: str, *, include_u
         # Only additions: no second look at the rest, however long it is. The last of a key's values is the one that
         # counts, should the client have spelled one of them with escapes.
         return parsed.raw.rstrip()[:-1] + b"," + msgspec.json.encode(changes)[1:]
-    fields: dict[str, object] = dict(msgspec.json.decode(parsed.raw, type=dict[str, msgspec.Raw]))
-    if "stream_options" in changes and isinstance(options := fields.get("stream_options"), msgspec.Raw):
-        kept = msgspec.json.decode(options, type=dict[str, msgspec.Raw] | None) or {}
-        changes["stream_options"] = {**kept, "include_usage": True}
-    return msgspec.json.encode({**fields, **changes})
+    try:
+        fields: dict[str, object] = dict(msgspec.json.decode(parsed.raw, type=dict[str, msgspec.Raw]))
+        if "stream_options" in changes and isinstance(options := fields.get("stream_options"), msgspec.Raw):
+            kept = msgspec.json.decode(options, type=dict[str, msgspec.Raw] | None) or {}
+            changes["stream_options"] = {**kept, "include_usage": True}
+        return msgspec.json.encode({**fields, **changes})
+    except RecursionError:  # the body was just not too deep when it was read, from further out
+        raise _too_deep() from None
 
 
 def _parse_chat(raw: bytes) -> ParsedBody:
@@ -199,17 +207,22 @@ def _part(raw: msgspec.Raw, place: str) -> str:
 
 def set_prompt(route: pb.RouteRequest, raw: bytes, field: str) -> None:
     """Read a string, strings, token ids or lists of them; a batch counts as one prompt, in order."""
-    start = raw[:64].replace(b" ", b"").replace(b"\n", b"").replace(b"\t", b"")
+    start = _FIRST_OF_ARRAY.match(raw)
+    first = b"" if start is None else start[1]
     try:
-        if start.startswith(b"[["):
+        if first == b"[":
             route.tokens.ids.extend(i for ids in _TOKEN_LISTS.decode(raw) for i in ids)
-        elif start.startswith(b"[") and not start.startswith((b'["', b"[]")):
+        elif first not in (b"", b'"', b"]"):
             route.tokens.ids.extend(_TOKENS.decode(raw))
         else:
             texts = _TEXTS.decode(raw)
             route.text = texts if isinstance(texts, str) else "\n".join(texts)
     except msgspec.ValidationError as error:
         raise _invalid(error, field) from None
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, "invalid_json", "the body is nested too deep", reason="INVALID_ARGUMENT")
 
 
 def _invalid(error: msgspec.ValidationError, place: str = "") -> ApiError:

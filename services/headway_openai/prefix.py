@@ -42,7 +42,7 @@ def parse_prefix(api: Api, raw: bytes) -> pb.RouteRequest:
     """Read what is there; the model is empty where it comes later. Raises ApiError 400 if it cannot become a body."""
     try:
         found = _PREFIX.decode(completed(raw))
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         problem = "the body's beginning is not that of a JSON object as the API has it"
         raise ApiError(400, "invalid_json", problem, reason="INVALID_ARGUMENT") from None
     limit = found.max_tokens if found.max_completion_tokens is None else found.max_completion_tokens

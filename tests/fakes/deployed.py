@@ -117,7 +117,7 @@ async def deployed(name, database_url, directory, change=lambda config: None, **
         for resource in (
             Tenant("acme"),
             GpuGroup("gold", selector={"tier": "gold"}),
-            Credential("envoy", Role.ROUTER, hashlib.sha256(TOKEN.encode()).digest(), tenants=("default", "acme")),
+            Credential("envoy", Role.ROUTER, hashlib.sha256(TOKEN.encode()).digest(), tenants=("acme", "default")),
         ):
             await served.store.create(resource, WRITE)
         await served.store.create(Binding("acme", "gold", BindingMode.DEDICATED), WRITE)

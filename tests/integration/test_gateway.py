@@ -108,6 +108,18 @@ def content_of(text: str) -> str:
     return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c.get("choices"))
 
 
+async def test_a_session_that_is_no_text_is_one_nevertheless(start: Start) -> None:
+    stack = await start(count=1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.gateway.port)
+    body = json.dumps(CHAT).encode()
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-headway-session: s\xff\r\n")
+    writer.write(f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert (await reader.readline()).split()[1] == b"200"
+    writer.close()
+    await stack.settled()
+    assert [route.session_id for route in stack.router.requests] == ["s?"]
+
+
 async def test_json_goes_through_and_is_settled(start: Start) -> None:
     stack = await start()
     async with stack.post(CHAT, x_request_id="req-1", x_headway_session="s-1") as answer:

@@ -173,8 +173,9 @@ async def test_refusals_are_those_of_route(plane):
     assert json.loads(text)["error"]["code"] == "model_not_found"
     status, _, headers = await plane.answer({"messages": []})
     assert (status, headers["x-headway-reason"]) == (400, "INVALID_FIELD")
-    async with plane.session.post(f"{plane.url}/v1/chat/completions", data=b"{") as answer:
-        assert (answer.status, (await answer.json())["error"]["type"]) == (400, "invalid_request_error")
+    for wrong in (b"{", b"null", b'{"model": "m", "messages": [null]}', b'{"model": {"toString": 1}, "messages": []}'):
+        async with plane.session.post(f"{plane.url}/v1/chat/completions", data=wrong) as answer:
+            assert (answer.status, (await answer.json())["error"]["type"]) == (400, "invalid_request_error")
     await plane.agent.hello()
     await eventually(lambda: not plane.served.scheduler.fleet.endpoints)
     status, _, headers = await plane.answer()

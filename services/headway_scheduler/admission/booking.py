@@ -252,6 +252,7 @@ class Booker:
         self, work: Work, leg: Leg, predicted_ttft_ms: float, expected_s: float, matched: int, now: float
     ) -> Reservation:
         request, config = work.request, self._ledger.config
+        wanted_s = config.ttl_factor * (expected_s + predicted_ttft_ms / 1e3)
         return Reservation(
             id=self._ledger.new_id(),
             owner=work.owner,
@@ -263,7 +264,7 @@ class Booker:
             legs=[leg],
             began_at=now,
             predicted_s=expected_s,
-            ttl_s=max(config.min_ttl_s, config.ttl_factor * (expected_s + predicted_ttft_ms / 1e3)),
+            ttl_s=min(config.max_ttl_s, max(config.min_ttl_s, wanted_s)),
             prompt_tokens=request.prompt_tokens,
             matched_tokens=matched,
             predicted_ttft_ms=predicted_ttft_ms,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import unquote
 
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -28,6 +29,8 @@ _STRIPPED: Final = (
     "x-data-parallel-rank",
 )
 _MAX_SESSION: Final = 256
+_MAX_NANOSECONDS: Final = 315_576_000_000 * 10**9
+"""As long as a google.protobuf.Duration may be."""
 _APIS: Final[tuple[Api, ...]] = ("chat/completions", "completions", "embeddings")
 _PRIORITIES: Final = {
     "critical": routing_pb2.PRIORITY_CRITICAL,
@@ -46,8 +49,11 @@ class Head:
 
     @property
     def api(self) -> Api:
-        """Which API the path belongs to: by its end, since planes rewrite beginnings after they asked us."""
-        path = self.values.get(":path", "").partition("?")[0]
+        """Which API the path belongs to: by its end, since planes rewrite beginnings after they asked us.
+
+        Engines read `%63ompletions` as `completions`.
+        """
+        path = unquote(self.values.get(":path", "").partition("?")[0])
         return next((api for api in _APIS if path.endswith(f"/{api}")), "other")
 
     def apply(self, route: routing_pb2.RouteRequest, plane: Plane) -> None:
@@ -114,7 +120,7 @@ def subset_hint(metadata: base_pb2.Metadata) -> list[str] | None:
 def _nanoseconds(name: str, value: str) -> int:
     try:
         nanoseconds = int(float(value) * 1e6)
-        if nanoseconds < 0:
+        if not 0 <= nanoseconds <= _MAX_NANOSECONDS:
             raise ValueError
     except (ValueError, OverflowError):
         raise InvalidField(name, "is no number of milliseconds") from None

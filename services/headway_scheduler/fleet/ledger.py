@@ -25,12 +25,14 @@ __all__ = ["Booking", "EndCause", "Ledger", "LedgerConfig", "Leg", "Owner", "Res
 class LedgerConfig:
     """Times in seconds.
 
-    A unary caller's reservation lives `ttl_factor` times its predicted duration, at least `min_ttl_s`, renewed by
-    every report. `resume_grace_s`: how long an orphan waits for its owner. `late_prefill_factor`: an owner that does
-    send FIRST_TOKEN is believed to be prefilling until then, but not longer than this many predicted prefills.
+    A unary caller's reservation lives `ttl_factor` times its predicted duration, at least `min_ttl_s` and at most
+    `max_ttl_s`, renewed by every report. `resume_grace_s`: how long an orphan waits for its owner.
+    `late_prefill_factor`: an owner that does send FIRST_TOKEN is believed to be prefilling until then, but not longer
+    than this many predicted prefills.
     """
 
     min_ttl_s: float = 300.0
+    max_ttl_s: float = 21_600.0
     ttl_factor: float = 3.0
     resume_grace_s: float = 10.0
     renew_s: float = 60.0

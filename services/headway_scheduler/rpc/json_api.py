@@ -89,8 +89,11 @@ class JsonApi:
         if (request.content_length or 0) > self._longest_body:
             raise web.HTTPRequestEntityTooLarge(self._longest_body, request.content_length or 0)
         try:
+            # Stricter than Python's own: it lets no half of a surrogate pair through, on which protobuf fails.
             fields = msgspec.json.decode(await request.read())
-        except (ValueError, RecursionError, msgspec.DecodeError):
+        except web.RequestPayloadError:
+            raise InvalidField("body", "broke off, or is not encoded as it says") from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise InvalidField("body", "is no JSON") from None
         if not isinstance(fields, dict):
             raise InvalidField("body", "must be a JSON object")

@@ -106,6 +106,8 @@ def test_a_lists_pages_are_read_to_the_end(headway, monkeypatch):
         (["route", "--model", "m", "--text", "a", "--tokens", "1"], "exclude each other"),
         (["route", "--model", "m", "--tokens", "1,x"], "'x' at position 1 is no whole number"),
         (["route", "--model", "m", "--priority", "high"], "'high' is none of best-effort, standard, critical"),
+        (["route", "--model", "m", "--max-tokens", "4294967296"], "less than or equal to"),
+        (["route", "--model", "m", "--max-wait", "1e300"], "less than or equal to"),
         (["explain", "--model", "m", "--label", "gold"], "'gold' must look like KEY=VALUE"),
         (["apply", "-f", "/nowhere/fleet.yaml"], "/nowhere/fleet.yaml: No such file"),
         (["--ca", "/nowhere/ca.pem", "tenants", "list"], "--ca: /nowhere/ca.pem: No such file"),

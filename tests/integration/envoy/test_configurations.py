@@ -37,6 +37,18 @@ async def test_requests_are_answered_where_the_scheduler_says_and_leave_nothing(
 
 
 @EVERY
+async def test_each_virtual_host_acts_for_its_own_tenant(name, start):
+    """Also where the credential names another one first."""
+    async with start(name) as plane:
+        acted = []
+        plane.served.scheduler.ledger.on_end.append(lambda reservation, *_: acted.append(reservation.tenant))
+        await plane.served_by()
+        await plane.served_by(headers=ACME)
+        await plane.settled()
+        assert acted == ["default", "acme"]
+
+
+@EVERY
 async def test_the_clusters_follow_the_fleet(name, start):
     async with start(name) as plane:
         await plane.announce("shared", "shared1", "shared2", "spare")

@@ -118,6 +118,10 @@ async def test_a_request_is_routed_and_its_report_ends_it(api):
         (b"{", 400, "INVALID_FIELD", "body"),
         (b"[" * 100_000, 400, "INVALID_FIELD", "body"),
         (b'{"model": "\xff"}', 400, "INVALID_FIELD", "body"),
+        (b'{"model": "\\ud800"}', 400, "INVALID_FIELD", "body"),
+        (b'{"\\ud800": 1}', 400, "INVALID_FIELD", "body"),
+        (b'{"model": "m", "maxWait": "\\ud800s"}', 400, "INVALID_FIELD", "body"),
+        (b'{"model": "m", "maxTokens": 99999999999999999999}', 400, "INVALID_FIELD", "maxTokens"),
     ],
 )
 async def test_what_is_wrong_is_named(api, body, status, reason, field):
@@ -129,6 +133,11 @@ async def test_token_ids_as_numbers_and_as_json_has_64_bits(api):
     plain = await api.route({"model": "m", "tokens": {"ids": list(range(300))}})
     quoted = await api.route({"model": "m", "tokens": {"ids": [str(each) for each in range(300)]}})
     assert plain["decision"]["promptTokens"] == quoted["decision"]["promptTokens"] == 300
+
+
+async def test_a_body_that_is_not_encoded_as_it_says_is_the_callers_fault(api):
+    refused = await api.refused("route", b"this is no gzip", Content_Encoding="gzip")
+    assert refused[:3] == (400, "INVALID_FIELD", "body")
 
 
 async def test_what_is_busy_says_when_to_come_back(api):

@@ -111,6 +111,23 @@ def test_what_is_said(written, text, said):
     assert problems(written(text)) == [said]
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("http://127.0.0.1:5557", "must start with tcp:// or ipc://"),
+        ("tcp://127.0.0.1", "must end with a port, tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:", "must end with a port, tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:0", "must end with a port, tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:65536", "must end with a port, tcp://HOST:PORT"),
+        ("ipc://", "must name a socket, in at most 107 bytes"),
+        ("ipc:///" + "a" * 107, "must name a socket, in at most 107 bytes"),
+    ],
+)
+def test_an_address_that_zmq_cannot_use_is_said_before_it_tries(written, address, said):
+    text = f'[[engines]]\naddress = "a:1"\n[engines.kv_events]\naddress = "{address}"\n'
+    assert problems(written(text)) == [f"engines.0.kv_events.address: {said}"]
+
+
 def test_a_missing_file_and_a_list(written, tmp_path):
     assert problems(tmp_path / "none.toml") == ["No such file or directory"]
     assert problems(written("[]", "agent.json")) == ["must be a table of settings"]

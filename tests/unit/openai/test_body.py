@@ -1,11 +1,14 @@
 """Reading bodies, and changing as little of them as possible."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from headway.routing.v1 import routing_pb2 as pb
 from headway_openai.body import forwarded_body, parse_body
 from headway_openai.errors import ApiError
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 def chat(**fields: object) -> bytes:
@@ -59,6 +62,24 @@ def test_completions_take_text_and_tokens(prompt: object, expected: pb.RouteRequ
     assert parse_body("completions", raw).route == expected
 
 
+@pytest.mark.parametrize("before", [b" ", b"\r\n\t ", b" " * 100])
+def test_space_in_an_array_means_nothing(before: bytes) -> None:
+    def route(prompt: bytes) -> pb.RouteRequest:
+        return parse_body("completions", b'{"model": "m", "prompt": ' + prompt.replace(b" ", before) + b"}").route
+
+    assert route(b'[ "one", "two"]').text == "one\ntwo"
+    assert list(route(b"[ 1, 2]").tokens.ids) == [1, 2]
+    assert list(route(b"[ [1], [2]]").tokens.ids) == [1, 2]
+    assert route(b"[ ]").WhichOneof("prompt") == "text"
+
+
+def test_a_body_too_deep_to_be_changed_is_refused() -> None:
+    read = replace(parse_body("chat/completions", chat()), raw=b'{"model": "m", "x": ' + DEEP + b"}")
+    with pytest.raises(ApiError) as caught:
+        forwarded_body(read, "other", "")
+    assert caught.value.status == 400
+
+
 def test_embeddings_are_short() -> None:
     parsed = parse_body("embeddings", b'{"model": "m", "input": ["a", "b"]}')
     assert (parsed.route.text, parsed.route.task_hint) == ("a\nb", pb.TASK_HINT_SHORT)
@@ -85,6 +106,9 @@ def test_embeddings_are_short() -> None:
         ("chat/completions", b'{"model": "secret words', None),
         ("chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "\xff"}]}', None),
         ("chat/completions", b"[]", None),
+        ("chat/completions", b'{"model": "m", "x": ' + DEEP + b"}", None),
+        ("completions", b'{"model": "m", "prompt": ' + DEEP + b"}", None),
+        ("other", b'{"model": "m", "x": ' + DEEP + b"}", None),
         ("chat/completions", b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', None),
     ],
 )

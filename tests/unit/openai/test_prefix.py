@@ -76,7 +76,18 @@ def test_where_it_is_cut(api, raw, text, tokens):
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"hello", b"[1, 2", b'{"messages": 3, ', b'{"model": {}, ', b"{]", b'{"a" 1, ', b"}"]
+    "raw",
+    [
+        b"",
+        b"hello",
+        b"[1, 2",
+        b'{"messages": 3, ',
+        b'{"model": {}, ',
+        b"{]",
+        b'{"a" 1, ',
+        b"}",
+        b'{"a": ' + b"[" * 100_000,
+    ],
 )
 def test_what_can_become_no_body_is_refused(raw):
     with pytest.raises(ApiError) as refused:

@@ -31,6 +31,8 @@ __all__ = ["MAX_PROMPT_BYTES", "decision_to_proto", "explanation_to_proto", "req
 
 MAX_PROMPT_BYTES: Final = 4_000_000
 """A longer prompt is routed without affinity: its bytes are not hashed."""
+_MAX_PROMPT_TOKENS: Final = 2**24
+"""More than any model takes. Where nobody counts, all that tells is a client's Content-Length: it may be anything."""
 _MAX_ID: Final = 256
 _NONE: Final[frozenset[str]] = frozenset()
 _MOST_PLACEMENTS: Final = 20_000
@@ -69,8 +71,7 @@ def request_from_proto(
         if len(value) > _MAX_ID:
             raise InvalidField(field, f"is longer than {_MAX_ID} characters")
     prompt, tokens = _prompt(message, intake, model)
-    if prompt_tokens is None:
-        prompt_tokens = tokens
+    prompt_tokens = min(tokens if prompt_tokens is None else prompt_tokens, _MAX_PROMPT_TOKENS)
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
     if message.task_hint not in _HINTS:
         raise InvalidField("task_hint", f"{message.task_hint} is no TaskHint")

@@ -247,6 +247,17 @@ class TestRequest:
         await process.ended()
         assert world.rig.is_empty()
 
+    @pytest.mark.parametrize("length", [10**11, 2**63 - 1, 2**64 - 1])
+    async def test_a_length_that_no_prompt_has_is_not_believed(self, world, length):
+        process = world.process(request=STREAMED, model="m")
+        process.headers(POST | {"content-length": str(length)})
+        await process.reply("request_headers")
+        assert world.request.prompt_tokens == 2**24
+        assert world.reservation.ttl_s == 6 * 3600
+        process.half_close()
+        await process.ended()
+        assert world.rig.is_empty()
+
     async def test_where_no_body_comes_and_no_model_is_named_it_is_a_400(self, world):
         process = world.process(request=NONE)
         process.headers(POST)
@@ -324,7 +335,13 @@ class TestRequest:
         await process.ended()
 
     @pytest.mark.parametrize(
-        "path", ["/v1/chat/completions", "/tenants/acme/v1/chat/completions?x=/y", "/chat/completions"]
+        "path",
+        [
+            "/v1/chat/completions",
+            "/tenants/acme/v1/chat/completions?x=/y",
+            "/chat/completions",
+            "/v1/chat/%63ompletions",
+        ],
     )
     async def test_a_path_counts_by_its_end(self, world, path):
         await ask(process := world.process(), headers={":path": path})
@@ -398,9 +415,10 @@ class TestControlHeaders:
         process.half_close()
         await process.ended()
 
-    async def test_a_nonsense_objective_of_time_names_its_header(self, world):
+    @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", "1e300"])
+    async def test_a_nonsense_objective_of_time_names_its_header(self, world, value):
         process = world.process(trust="slo")
-        process.headers(POST | {"x-slo-ttft-ms": "soon"})
+        process.headers(POST | {"x-slo-ttft-ms": value})
         process.body(chat())
         refused, error = await refusal(process)
         assert (refused.status, error["param"]) == (400, "slo-ttft-ms")
