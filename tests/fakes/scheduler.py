@@ -88,12 +88,13 @@ async def serving(database_url, **settings):
     server = GrpcServer(scheduler, config)
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=BIG)
+    served = Served(scheduler, server, store, channel)
     try:
-        yield Served(scheduler, server, store, channel)
+        yield served
     finally:
         await channel.close()
         scheduler.drain()
-        await server.stop(0)
+        await served.server.stop(0)  # a test may have put another in its place
         await scheduler.stop()
         await store.close()
 
