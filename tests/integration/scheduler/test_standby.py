@@ -292,7 +292,7 @@ async def test_clients_follow_and_lose_nothing(database_url):
             more = await asyncio.gather(*(client.route(REQUEST) for _ in range(5)))
             assert {reservation.id.partition(".")[0] for reservation in more} <= {"a", "b"}
             await eventually(lambda: len(b.reservations) == 10)
-            assert client.stats.recreated >= 5
+            await eventually(lambda: client.stats.recreated >= 5)  # its answers are still on their way
             assert client.stats.refusals == client.stats.resume_failures == client.stats.fail_open_routes == 0
             for reservation in (*held, *more):
                 reservation.finished(rpb.OUTCOME_SUCCESS)
