@@ -64,12 +64,10 @@ async def test_the_documented_cluster_follows_the_leader(database_url, tmp_path)
                         assert error.code() is grpc.StatusCode.UNAVAILABLE
                         return None
 
-                await eventually(answered_by)
-                assert {await answered_by() for _ in range(20)} == {"a"}
+                async def answers_alone(name):
+                    return {await answered_by() for _ in range(20)} == {name}
+
+                await eventually(lambda: answers_alone("a"))
                 await a.scheduler.hand_over()
-
-                async def b_answers():
-                    return await answered_by() == "b"
-
-                await eventually(b_answers)
-                assert {await answered_by() for _ in range(20)} == {"b"}
+                # For as long as Envoy has not asked both, it may believe in both, or in none.
+                await eventually(lambda: answers_alone("b"))
