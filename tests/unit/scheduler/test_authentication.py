@@ -30,12 +30,28 @@ class Desired:
         return Authenticator(lambda: self.state, required=required, clock=lambda: self.now)
 
 
+class Call:
+    """What gRPC says of a call."""
+
+    def __init__(self, metadata: object, *names: bytes, peer: str = "ipv4:10.0.0.1:4711") -> None:
+        self._metadata, self._names, self._peer = metadata, names, peer
+
+    def invocation_metadata(self) -> object:
+        return self._metadata
+
+    def auth_context(self) -> object:
+        return {"x509_subject_alternative_name": list(self._names)} if self._names else {}
+
+    def peer(self) -> str:
+        return self._peer
+
+
 def test_a_token_makes_its_principal() -> None:
     authenticator = Desired(credential("hw_x", tenants=("acme",))).authenticator()
     expected = Principal("c", Role.ROUTER, "", ("acme",))
     for authorization in ("Bearer hw_x", "bearer hw_x", "Bearer  hw_x "):
         assert authenticator.authenticate(authorization) == expected
-    assert authenticator.authenticate_metadata([("x", b"y"), ("authorization", "Bearer hw_x")]) == expected
+    assert authenticator.identify_call(Call([("x", b"y"), ("authorization", "Bearer hw_x")])).principal == expected
 
 
 def test_an_agent_keeps_its_node_and_an_admin_may_name_any_tenant() -> None:
@@ -68,8 +84,8 @@ def test_a_bad_credential_is_refused_even_where_none_is_required(authorization: 
 
 def test_without_a_credential() -> None:
     with pytest.raises(NoCredential):
-        Desired().authenticator(required=True).authenticate_metadata(None)
-    assert Desired().authenticator(required=False).authenticate_metadata(()) is LOCAL
+        Desired().authenticator(required=True).identify_call(Call(None))
+    assert Desired().authenticator(required=False).identify_call(Call(())).principal is LOCAL
     assert (LOCAL.id, LOCAL.role, LOCAL.tenants) == ("local", Role.ADMIN, ("*",))
 
 

@@ -16,6 +16,7 @@ from headway_scheduler.domain.report import Outcome
 from headway_scheduler.domain.request import TextPrompt
 from headway_scheduler.envoy.ext_proc import ExtProcService
 from headway_scheduler.rpc.authentication import Authenticator
+from headway_scheduler.rpc.streams import Streams
 
 DESTINATION = "x-gateway-destination-endpoint"
 TOKENS = {"router": "rr", "agent": "aa", "narrow": "nn"}
@@ -62,7 +63,8 @@ class World:
         authenticator = Authenticator(
             lambda: self.rig.scheduler.desired, required=False, clock=lambda: datetime.now(UTC)
         )
-        self.service = ExtProcService(self.rig.scheduler, authenticator, longest_body=1_000_000)
+        streams = Streams(authenticator, lambda: datetime.now(UTC), self.rig.scheduler.clock, 1000)
+        self.service = ExtProcService(self.rig.scheduler, authenticator, streams, longest_body=1_000_000)
         self.outcomes = []
         record = self.rig.fleet.record_outcome
         self.rig.fleet.record_outcome = lambda e, failed, now: (self.outcomes.append(failed), record(e, failed, now))
