@@ -38,12 +38,17 @@ class GatewaySettings(BaseSettings):
     """`host:port` of each scheduler: the first that answers is used, the others are for failover."""
     scheduler_ca: Path | None = None
     """Speak TLS to the schedulers and trust this PEM file, or `system` for the system's roots. None: plain text."""
+    scheduler_certificate: Path | None = None
+    """PEM file of a client certificate for schedulers that want one, with `scheduler_key`; read at each connect."""
+    scheduler_key: Path | None = None
     token: SecretStr = SecretStr("")
     """The gateway's own credential at the scheduler, with the role router."""
     token_file: Path | None = None
-    """A file that holds it instead."""
+    """A file that holds it instead, read again at each connect."""
     api_keys: dict[str, str] = {}
     """API key → tenant. The key is what users send as `Authorization: Bearer …`; it goes no further."""
+    user_keys: bool = False
+    """Ask the scheduler whose key it is that `api_keys` does not list: credentials of the role tenant."""
     anonymous_tenant: str = ""
     """Tenant of requests without a key. Empty: they are refused with 401."""
     trust_tenant_header: bool = False
@@ -90,6 +95,26 @@ class GatewaySettings(BaseSettings):
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
             raise ValueError(f"token_file: {file} cannot be read: {why}") from error
+
+    @model_validator(mode="after")
+    def _check_certificate(self) -> "GatewaySettings":
+        problems = []
+        if (self.scheduler_certificate is None) != (self.scheduler_key is None):
+            problems.append("scheduler_certificate and scheduler_key go together")
+        if self.scheduler_certificate is not None and self.scheduler_ca is None:
+            problems.append("scheduler_certificate needs scheduler_ca")
+        for path in (self.scheduler_certificate, self.scheduler_key):
+            if path is not None and not path.is_file():
+                problems.append(f"there is no file {path}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def current_token(self) -> str:
+        """The gateway's own token, as its file has it now. Raises OSError."""
+        if self.token_file is None:
+            return self.token.get_secret_value()
+        return self.token_file.read_text(encoding="ascii", errors="replace").strip()
 
     @field_validator("scheduler_ca")
     @classmethod

@@ -38,7 +38,7 @@ LOCAL: Final = Principal(id="local", role=Role.ADMIN)
 _SCHEME: Final = "bearer "
 _LONGEST_TOKEN: Final = 512
 _LONGEST_CACHE: Final = 65_536
-_NAMES_IN_CERTIFICATE: Final = "x509_subject_alternative_name"
+_NAMES_IN_CERTIFICATE: Final = ("peer_uri", "peer_dns")
 
 
 class Shown(StrEnum):
@@ -235,8 +235,9 @@ def _expiry(credential: Credential, *, previous: bool) -> datetime | None:
 
 def _names_in(context: Context) -> tuple[str, ...] | None:
     """The URIs and DNS names in the certificate that the peer proved to own; None: it showed none."""
-    names = context.auth_context().get(_NAMES_IN_CERTIFICATE)
-    return tuple(name.decode("utf-8", "replace") for name in names) if names else None
+    told = context.auth_context()
+    names = [name for kind in _NAMES_IN_CERTIFICATE for name in told.get(kind, ())]
+    return tuple(name.decode("utf-8", "replace") for name in names) or None
 
 
 def _address_of(peer: str) -> str:

@@ -40,7 +40,7 @@ class Call:
         return self._metadata
 
     def auth_context(self) -> object:
-        return {"x509_subject_alternative_name": list(self._names)} if self._names else {}
+        return {"peer_uri": list(self._names)} if self._names else {}
 
     def peer(self) -> str:
         return self._peer
