@@ -1,5 +1,6 @@
 """The gateway's configuration: a TOML or JSON file, overridden by `HEADWAY_GATEWAY_…` variables."""
 
+import ipaddress
 import json
 import os
 import tomllib
@@ -32,6 +33,8 @@ class GatewaySettings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     """0 takes a free port."""
+    insecure: bool = False
+    """Listen beyond loopback, where API keys and prompts travel as plain text: behind a proxy that speaks TLS."""
     port_file: Path | None = None
     """Written once it listens: the port, in decimal."""
     schedulers: list[str] = Field(default=["127.0.0.1:7070"], min_length=1)
@@ -98,14 +101,12 @@ class GatewaySettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_certificate(self) -> "GatewaySettings":
-        problems = []
+        paths = (self.scheduler_certificate, self.scheduler_key)
+        problems = [f"there is no file {path}" for path in paths if path is not None and not path.is_file()]
         if (self.scheduler_certificate is None) != (self.scheduler_key is None):
             problems.append("scheduler_certificate and scheduler_key go together")
         if self.scheduler_certificate is not None and self.scheduler_ca is None:
             problems.append("scheduler_certificate needs scheduler_ca")
-        for path in (self.scheduler_certificate, self.scheduler_key):
-            if path is not None and not path.is_file():
-                problems.append(f"there is no file {path}")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -115,6 +116,12 @@ class GatewaySettings(BaseSettings):
         if self.token_file is None:
             return self.token.get_secret_value()
         return self.token_file.read_text(encoding="ascii", errors="replace").strip()
+
+    @model_validator(mode="after")
+    def _check_host(self) -> "GatewaySettings":
+        if not (self.insecure or _is_loopback(self.host)):
+            raise ValueError("host: beyond loopback needs insecure = true: the gateway itself speaks no TLS")
+        return self
 
     @field_validator("scheduler_ca")
     @classmethod
@@ -151,6 +158,13 @@ def load_settings(path: Path | None = None) -> GatewaySettings:
     if problems:
         raise ConfigError("\n".join(problems))
     return settings
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _unknown_variables() -> list[str]:

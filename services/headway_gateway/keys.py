@@ -85,7 +85,8 @@ class UserKeys:
             finally:
                 for key in batch:
                     del self._wanted[key]
-            for (key, wanted), each in zip(batch.items(), told or [None] * len(batch), strict=True):
+            for number, (key, wanted) in enumerate(batch.items()):
+                each = told[number] if number < len(told) else None
                 if each is not None:
                     self._remember(key, each)
                 wanted.set_result(each)

@@ -170,6 +170,10 @@ class Config(BaseSettings):
         if not problems and not self.on_loopback:
             if not self.database_url:
                 problems.append("database_url: HEADWAY_DATABASE_URL is required when listening beyond loopback")
+            if self.require_credentials is False and not self.insecure:
+                problems.append(
+                    "require_credentials: false, beyond loopback, lets everyone do everything; it needs insecure=true"
+                )
             if self.tls_certificate is None and not self.insecure:
                 problems.append("listen: beyond loopback needs tls_certificate and tls_key, or insecure=true")
         if problems:
