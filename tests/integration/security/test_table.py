@@ -14,7 +14,7 @@ from envoy.service.auth.v3 import external_auth_pb2
 from envoy.service.discovery.v3 import ads_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2
 from fakes.credentials import BY_HAND, bearer, make
-from fakes.headway import running_scheduler
+from fakes.headway import connected_agent, running_scheduler
 from fakes.postgres import create_database
 from google.protobuf.message_factory import GetMessageClass
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -44,6 +44,8 @@ def server(postgres):
     with (
         running_scheduler(url, **settings) as running,
         grpc.insecure_channel(running.address, [("grpc.enable_http_proxy", 0)]) as channel,
+        # A fleet that is not empty: who may watch it is told something at once.
+        connected_agent(running.address, "n", ["10.0.0.1:8000"], metadata=callers["agent"]),
     ):
         yield SimpleNamespace(channel=channel, callers=callers, running=running)
 
