@@ -95,6 +95,9 @@ class GrpcServer:
                 ("grpc.max_metadata_size", 16 * 1024),
                 # Two schedulers on one port would share its calls without knowing of each other.
                 ("grpc.so_reuseport", 0),
+                # By its own default gRPC cancels calls at random once 1,000 wait: a flood would end honest ones.
+                ("grpc.server.max_pending_requests", 20_000),
+                ("grpc.server.max_pending_requests_hard_limit", 30_000),
                 # Who connects and says nothing, or never finishes its handshake, is not waited for.
                 ("grpc.server_handshake_timeout_ms", 10_000),
                 ("grpc.keepalive_time_ms", 20_000),
