@@ -428,7 +428,6 @@ class Fleet:
         external = max(0.0, seen - float(columns.inflight[slot]))
         if external != columns.external[slot]:
             columns.external[slot] = external
-            columns.touched.add(slot)
 
     def _apply_devices(self, endpoint: Endpoint) -> None:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot

@@ -194,7 +194,6 @@ class CostModel:
         found = self._prior(installed) if estimator is None else estimator.coefficients
         c.tok_ms[slot], c.base_ms[slot], c.pair_ms[slot], c.ctx_ms[slot], _ = found
         c.budget_tokens[slot] = installed.prior.budget_tokens
-        c.touched.add(slot)
 
 
 def _engine_of(key: str) -> str:
