@@ -167,7 +167,7 @@ class GrpcServer:
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
-                self.streams.sweep()
+                await self.streams.sweep()
             except Exception as error:  # one fault must not leave every stream unwatched
                 unexpected(error, method="sweep")
 
