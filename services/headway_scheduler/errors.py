@@ -163,6 +163,8 @@ class InUse(HeadwayError):
 class GroupNotFree(InUse):
     """A GPU group, or an endpoint in it, would belong to one tenant alone and to another as well."""
 
+    reason = "GROUP_NOT_FREE"
+
     def __init__(self, name: str, user: str, field: str, problem: str = "") -> None:
         HeadwayError.__init__(
             self,

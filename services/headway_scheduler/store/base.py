@@ -16,6 +16,7 @@ from headway_scheduler.domain.usage import Interval, Usage
 from headway_scheduler.errors import StoreDown
 
 __all__ = [
+    "AdminStore",
     "DesiredStore",
     "LeaderLock",
     "LearnedStore",
@@ -142,6 +143,10 @@ class UsageStore(Protocol):
     async def forget_usage(self, before: datetime) -> int:
         """Delete the usage of earlier minutes; returns how many rows it was."""
         ...
+
+
+class AdminStore(DesiredStore, UsageStore, Protocol):
+    """What the Admin service reads and writes."""
 
 
 @dataclass(frozen=True, slots=True)
