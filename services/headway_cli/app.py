@@ -14,6 +14,7 @@ from headway_cli.resources import resource_apps
 from headway_cli.routing import add_routing_commands
 from headway_cli.simulate import add_simulator
 from headway_cli.strategies import add_strategy_verbs
+from headway_cli.usage import add_usage
 
 __all__ = ["build"]
 
@@ -29,6 +30,7 @@ def build() -> typer.Typer:
     app.callback()(root_options)
     resources = resource_apps()
     add_strategy_verbs(resources["strategies"])
+    add_usage(resources["tenants"])
     add_credential_verbs(resources["credentials"])
     for group in (*resources.values(), *live_apps().values(), fleet_app(), database_app(), configuration_app()):
         app.add_typer(group)

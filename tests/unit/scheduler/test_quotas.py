@@ -125,7 +125,6 @@ class TestEnds:
         assert rig.dispatcher.quotas.inflight("a") == 0
         assert self.level(rig) == 999_000  # nothing was asked meanwhile, so nothing was filled up
 
-
     def test_one_that_fails_as_it_joins_the_line_is_given_back_once(self):
         rig = rig_of(Quotas(max_inflight=9, requests_per_minute=100))
         rig.full(1, 2)
