@@ -60,10 +60,14 @@ class Intake:
         model = self._models.get(name)
         if model is None:
             raise UnknownModel(name)
-        allowed = self._allowed.get(tenant.id)
-        if allowed is not None and model not in allowed:
+        if not self.allows(tenant, model):
             raise ModelNotAllowed(tenant.id, model)
         return model
+
+    def allows(self, tenant: Tenant, model: str) -> bool:
+        """May the tenant use this model of the catalogue?"""
+        allowed = self._allowed.get(tenant.id)
+        return allowed is None or model in allowed
 
     def check_adapter(self, tenant: Tenant, adapter: str) -> None:
         """Raise AdapterNotAllowed if the tenant may not ask for this adapter."""

@@ -347,6 +347,11 @@ class Fleet:
             self._candidates[key] = found
         return found
 
+    def tiers(self, tenant: str, model: str) -> tuple[Slots, ...]:
+        """The same by tier, those to burst into last; a tier that serves nothing of the model is empty."""
+        rights, pool = self.rights(tenant), self.pool(model)
+        return tuple(_within(pool, slots) for slots in (*rights.own, *rights.burst))
+
     def open_lanes(self, tenant: str, model: str, adapter: str) -> tuple[Lane, ...]:
         """The candidates that no hard guard has closed, by split and tier. None of the lanes or tiers is empty.
 

@@ -3,8 +3,11 @@
 import csv
 import io
 import json
+import re
+import shlex
 import threading
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +15,7 @@ from fakes.headway import connected_agent
 from headway_scheduler.domain.usage import Usage
 from headway_scheduler.store.postgres import PostgresStore
 
+PAGE = Path(__file__).parents[3] / "docs" / "tenants.md"
 LLAMA = """
 kind: Model
 name: llama
@@ -82,6 +86,18 @@ def test_a_file_of_it_is_applied_and_exported_and_then_nothing_differs(headway, 
     assert list(model["splits"]) == ["canary", "stable"]
     file.write_text("kind: Model\nname: llama\nsplits: {a: 5}\n")
     assert "splits.a: must be a mapping, not 5" in headway.error("apply", "-f", str(file))
+
+
+def test_what_the_page_on_tenants_shows_works(headway, scheduler):
+    """Line by line, in the order of the page."""
+    lines = re.findall(r"^\$ headway (.*)$", PAGE.read_text(), re.MULTILINE)
+    headway.run("models", "create", "llama-3-8b")
+    with connected_agent(scheduler.address, "gpu-7", ["10.0.0.7:8000", "10.0.0.7:8001"], "llama-3-8b"):
+        for line in lines:
+            headway.run(*shlex.split(line))
+    tenant = headway.json("tenants", "get", "acme")
+    assert (tenant["isolation_domain"], tenant["model_quotas"]["llama-3-8b"]["max_inflight"]) == ("house", 32)
+    assert sorted(headway.json("models", "get", "llama-3-8b")["splits"]) == ["canary", "stable"]
 
 
 class TestDrain:

@@ -11,6 +11,7 @@ from headway_scheduler.domain.report import ReportStatus
 from headway_scheduler.domain.request import Subset
 from headway_scheduler.errors import AdapterNotAllowed, AllUnhealthy, ModelNotAllowed, NoEndpoints, Saturated
 from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.rpc.fail_open import fail_open_view
 
 DEDICATED, SHARED, BURST = BindingMode.DEDICATED, BindingMode.SHARED, BindingMode.BURST
 
@@ -303,6 +304,20 @@ class TestWhatATenantMayAskFor:
         assert refused.value.facts["field"] == "adapter"
         everything, free = self.intake()
         everything.check_adapter(free, "poetry")
+
+
+def test_without_a_scheduler_a_tenant_has_only_its_models():
+    tenants = [Tenant("a", models=("alias",)), Tenant("b", models=("n",)), Tenant("c", models=("none",))]
+    bindings = [Binding(each.id, "all") for each in tenants]
+    models = {MODEL: Model(MODEL, aliases=("alias",)), "n": Model("n")}
+    rig = Rig(desired_state(tenants=tenants, bindings=bindings, models=models))
+    rig.connect("n", spec(1, models=(MODEL, "n")))
+    view = fail_open_view(rig.scheduler, Principal("p", Role.ROUTER))
+    assert {tuple(entry.models): list(entry.tenants) for entry in view.endpoints} == {
+        (MODEL, "alias"): ["a"],
+        ("n",): ["b"],
+        (MODEL, "n", "alias"): ["default"],
+    }
 
 
 def test_the_lane_of_an_unhealthy_pool_says_so():
