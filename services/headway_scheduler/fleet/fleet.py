@@ -287,14 +287,25 @@ class Fleet:
     # What admins want
 
     def set_desired(self, desired: DesiredState) -> None:
-        """Take over groups, bindings and scheduling states."""
-        self._desired = desired
-        self._has_dedicated = any(binding.mode == BindingMode.DEDICATED for binding in desired.bindings)
-        for node in self.nodes.values():
-            node.state = desired.node_states.get(node.id, SchedulingState.ACTIVE)
-        for endpoint in self.endpoints.values():
-            endpoint.state = desired.endpoint_states.get(endpoint.id, SchedulingState.ACTIVE)
-        self._changed(self.endpoints.values())
+        """Take over groups, bindings and scheduling states. What did not change costs nothing: fleets are large."""
+        before, self._desired = self._desired, desired
+        had_dedicated, self._has_dedicated = self._has_dedicated, _has_dedicated(desired)
+        changed: list[Endpoint] = []
+        for node_id in before.node_states.keys() | desired.node_states.keys():
+            node, state = self.nodes.get(node_id), desired.node_states.get(node_id, SchedulingState.ACTIVE)
+            if node is not None and node.state is not state:
+                node.state = state
+                changed.extend(node.endpoints.values())
+        for endpoint_id in before.endpoint_states.keys() | desired.endpoint_states.keys():
+            endpoint = self.endpoints.get(endpoint_id)
+            state = desired.endpoint_states.get(endpoint_id, SchedulingState.ACTIVE)
+            if endpoint is not None and endpoint.state is not state:
+                endpoint.state = state
+                changed.append(endpoint)
+        if _who_may_use_what(before) != _who_may_use_what(desired):
+            self._changed(self.endpoints.values() if had_dedicated or self._has_dedicated else changed)
+        else:
+            self.refresh_guards(changed)
 
     def forget_node(self, node_id: str) -> None:
         """Remove a node and its endpoints."""
@@ -479,7 +490,6 @@ class Fleet:
         external = max(0.0, seen - float(columns.inflight[slot]))
         if external != columns.external[slot]:
             columns.external[slot] = external
-            columns.touched.add(slot)
 
     def _apply_devices(self, endpoint: Endpoint) -> None:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot
@@ -588,6 +598,17 @@ def narrowed(lanes: Iterable[Lane], keep: Callable[[Slots], Slots]) -> tuple[Lan
         if tiers:
             found.append(Lane(lane.split, lane.weight, tiers))
     return tuple(found)
+
+
+def _who_may_use_what(desired: DesiredState) -> tuple[object, ...]:
+    """All that candidates follow from, of what admins configured."""
+    domains = {tenant.id: tenant.domain for tenant in desired.tenants.values()}
+    splits = {model.id: model.splits for model in desired.models.values() if model.splits}
+    return desired.groups, desired.bindings, domains, splits
+
+
+def _has_dedicated(desired: DesiredState) -> bool:
+    return any(binding.mode == BindingMode.DEDICATED for binding in desired.bindings)
 
 
 def _within(pool: Slots, allowed: frozenset[int]) -> Slots:

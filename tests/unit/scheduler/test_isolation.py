@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 from fakes.rig import Rig, desired_state, engine_sample, spec
 from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.domain.decision import Decision
@@ -285,11 +284,9 @@ class NoPollution(RuleBasedStateMachine):
         for rig in (self.alone, self.shared):
             work = rig.dispatcher._work(rig.request("look", tenant="a", text=prompt), rig.owner, rig.clock.now)
             demand = rig.dispatcher.prefixes.demand
-            found.append((demand.shared_tokens(work.chain), demand.invested(work.chain, np.zeros(3), 1.0)))
-        (shared, invested), (shared_too, invested_too) = found
-        assert shared == shared_too
-        assert (invested is None) == (invested_too is None)
-        assert invested is None or invested.tolist() == invested_too.tolist()
+            depths, counts = demand.asked(work.chain)
+            found.append((demand.shared_tokens(work.chain), list(depths), list(counts)))
+        assert found[0] == found[1]
 
 
 TestNoPollution = NoPollution.TestCase
