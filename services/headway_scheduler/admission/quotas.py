@@ -1,6 +1,5 @@
 """What a tenant may use, in all and of each model: requests and tokens a minute, and requests in flight."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,12 +52,10 @@ class _Account:
 
     def limit(self, quotas: Quotas, now: float) -> None:
         """Set the buckets to these limits, and fill them by the time that passed."""
-        self.requests = _limited(self.requests, quotas.requests_per_minute, now)
-        self.tokens = _limited(self.tokens, quotas.tokens_per_minute, now)
-
-    @property
-    def is_blank(self) -> bool:
-        return not self.inflight and self.requests is None and self.tokens is None
+        if quotas.requests_per_minute or self.requests is not None:
+            self.requests = _limited(self.requests, quotas.requests_per_minute, now)
+        if quotas.tokens_per_minute or self.tokens is not None:
+            self.tokens = _limited(self.tokens, quotas.tokens_per_minute, now)
 
 
 _Level = tuple[float, float]
@@ -84,8 +81,7 @@ class QuotaBook:
         """Take one request and `tokens` tokens, or raise what is used up; then nothing is taken."""
         whole = self._limited(tenant, _WHOLE, now)
         part = self._limited(tenant, model, now)
-        if whole.requests is not None or whole.tokens is not None or tenant.quotas.max_inflight:
-            _check(whole, tenant.id, _WHOLE, tenant.quotas, tokens)
+        _check(whole, tenant.id, _WHOLE, tenant.quotas, tokens)
         if model in tenant.model_quotas:
             _check(part, tenant.id, model, tenant.model_quotas[model], tokens)
         for account in (whole, part):
@@ -108,21 +104,24 @@ class QuotaBook:
 
     def refund(self, tenant: str, model: str, tokens: float) -> None:
         """The request was admitted and then not served: give back everything."""
-        for account in self._both(tenant, model):
-            if account.requests is not None:
+        for key in ((tenant, _WHOLE), (tenant, model)):
+            account = self._accounts.get(key)
+            if account is not None and account.requests is not None:
                 account.requests.give(1.0)
         self.settle(tenant, model, tokens, 0.0)
 
     def settle(self, tenant: str, model: str, estimated: float, actual: float) -> None:
         """It is over: give back what was estimated too much, or take what was too little. `actual` 0: it failed."""
-        for account in self._both(tenant, model):
+        for key in ((tenant, _WHOLE), (tenant, model)):
+            account = self._accounts.get(key)
+            if account is None:
+                continue
             account.inflight -= 1
             account.reserved = account.reserved - estimated if account.inflight else 0.0
             if account.tokens is not None:
                 account.tokens.give(estimated - actual)
-        for key in ((tenant, _WHOLE), (tenant, model)):
-            if key in self._accounts and self._accounts[key].is_blank:
-                del self._accounts[key]
+            elif account.requests is None and not account.inflight:
+                del self._accounts[key]  # it says nothing any more
 
     def inflight(self, tenant: str, model: str = _WHOLE) -> int:
         """Requests admitted and not over, held ones among them."""
@@ -163,12 +162,6 @@ class QuotaBook:
             account = self._accounts[key] = _Account()
         account.limit(tenant.model_quotas.get(model, _NO_LIMITS) if model else tenant.quotas, now)
         return account
-
-    def _both(self, tenant: str, model: str) -> Iterator[_Account]:
-        for key in ((tenant, _WHOLE), (tenant, model)):
-            account = self._accounts.get(key)
-            if account is not None:
-                yield account
 
 
 def _check(account: _Account, tenant: str, model: str, quotas: Quotas, tokens: float) -> None:
