@@ -210,6 +210,20 @@ class TestUsage:
         assert row.requests == 11
 
 
+async def test_usage_that_is_old_enough_is_forgotten(database_url):
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    store = PostgresStore(database_url)
+    await store.record_usage([Usage("acme", "m", now - timedelta(days=days), 1) for days in (1, 3)])
+    async with serving(database_url, usage_retention_days=2):
+        span = {"since": now - timedelta(days=9), "until": now}
+
+        async def left():
+            return [row.minute for row in await store.usage(**span)] == [now - timedelta(days=1)]
+
+        await eventually(left)
+    await store.close()
+
+
 class TestFailingOpen:
     async def test_what_was_placed_alone_is_charged_and_counted_at_the_reconnect(self, database_url):
         async with serving(database_url) as served:
