@@ -67,15 +67,21 @@ class Membership:
             group.id: frozenset(each.slot for each, labels in known if group.holds(each.id, each.node_id, labels))
             for group in desired.groups.values()
         }
-        self._owners: dict[int, set[str]] = {}
+        owners: dict[int, set[str]] = {}
         for binding in desired.bindings:
             if binding.mode == BindingMode.DEDICATED:
                 for slot in self._of(binding):
-                    self._owners.setdefault(slot, set()).add(binding.tenant)
+                    owners.setdefault(slot, set()).add(binding.tenant)
+        self._owned = frozenset(owners)
+        self._alone: dict[str, set[int]] = {}
+        for slot, tenants in owners.items():
+            if len(tenants) == 1:
+                (tenant,) = tenants
+                self._alone.setdefault(tenant, set()).add(slot)
 
     def rights(self, tenant: str) -> Rights:
         """What a tenant may use. An endpoint in another tenant's dedicated group is out of every group for it."""
-        others = frozenset(slot for slot, owners in self._owners.items() if owners != {tenant})
+        others = self._owned - self._alone.get(tenant, set())
         mine = sorted((b for b in self._desired.bindings if b.tenant == tenant), key=lambda b: (b.order, b.group))
         own = self._tiers([b for b in mine if b.mode != BindingMode.BURST], others)
         burst = self._tiers([b for b in mine if b.mode == BindingMode.BURST], others.union(*own))
