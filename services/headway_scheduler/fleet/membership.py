@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, Model
+from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Model
 
 __all__ = ["Member", "Membership", "Rights", "owners_of", "split_of"]
 
@@ -62,11 +62,8 @@ class Membership:
 
     def __init__(self, desired: DesiredState, endpoints: Iterable[Member]) -> None:
         self._desired = desired
-        known = [(each, each.labels) for each in endpoints]
-        self._members = {
-            group.id: frozenset(each.slot for each, labels in known if group.holds(each.id, each.node_id, labels))
-            for group in desired.groups.values()
-        }
+        known = _Known(endpoints)
+        self._members = {group.id: known.members(group) for group in desired.groups.values()}
         owners: dict[int, set[str]] = {}
         for binding in desired.bindings:
             if binding.mode == BindingMode.DEDICATED:
@@ -113,6 +110,33 @@ class Membership:
             if tier:
                 tiers.append(tier)
         return tuple(tiers)
+
+
+class _Known:
+    """Endpoints by all that a group may name: as GpuGroup.holds says, without asking each group of each endpoint."""
+
+    def __init__(self, endpoints: Iterable[Member]) -> None:
+        self._every: set[int] = set()
+        self._by_id: dict[str, int] = {}
+        self._by_node: dict[str, set[int]] = {}
+        self._by_label: dict[tuple[str, str], set[int]] = {}
+        for each in endpoints:
+            self._every.add(each.slot)
+            self._by_id[each.id] = each.slot
+            self._by_node.setdefault(each.node_id, set()).add(each.slot)
+            for label in each.labels.items():
+                self._by_label.setdefault(label, set()).add(each.slot)
+
+    def members(self, group: GpuGroup) -> frozenset[int]:
+        """Slots of the group's members."""
+        if group.all:
+            return frozenset(self._every)
+        found = {self._by_id[name] for name in group.endpoints if name in self._by_id}
+        found.update(*(self._by_node.get(name, ()) for name in group.nodes))
+        if group.selector:
+            matching = [self._by_label.get(label, set()) for label in group.selector.items()]
+            found |= set.intersection(*matching)
+        return frozenset(found)
 
 
 def owners_of(desired: DesiredState, endpoint: Member) -> frozenset[str]:

@@ -1,5 +1,7 @@
 """Nodes, endpoints, guards and groups."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fakes.rig import Rig, desired_state, device_sample, engine_sample, gpu, spec
@@ -460,6 +462,36 @@ DESIRED = st.fixed_dictionaries(
         ),
     }
 )
+
+
+LABELS = st.dictionaries(st.sampled_from("kl"), st.sampled_from("xy"), max_size=2)
+
+
+@given(
+    groups=st.lists(
+        st.builds(
+            lambda selector, nodes, endpoints, everything: GpuGroup("g", "", selector, nodes, endpoints, everything),
+            LABELS,
+            st.lists(st.sampled_from(["a", "b", "c"]), max_size=2).map(tuple),
+            st.lists(NAMES, max_size=2).map(tuple),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    labels=st.lists(LABELS, min_size=4, max_size=4),
+    nodes=st.tuples(LABELS, LABELS),
+)
+def test_the_members_of_a_group_are_those_that_it_holds(groups, labels, nodes):
+    groups = [replace(group, id=f"g{number}") for number, group in enumerate(groups)]
+    tenants = [Tenant(group.id) for group in groups]
+    rig = Rig(desired_state(tenants=tenants, groups=groups, bindings=[Binding(g.id, g.id) for g in groups]))
+    specs = [spec(number + 1, labels=each) for number, each in enumerate(labels)]
+    rig.connect("a", *specs[:2], labels=nodes[0])
+    rig.connect("b", *specs[2:], labels=nodes[1])
+    for group in groups:
+        held = {e.slot for e in rig.fleet.endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
+        assert rig.fleet.rights(group.id).own_slots == held
 
 
 def lanes_of(rig, tenant):
