@@ -13,11 +13,16 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.bootstrap import Bootstrap, read_bootstrap
+from headway_scheduler.strategies.base import SoftGuard
 
 __all__ = ["Config", "ConfigError", "load"]
 
 _PREFIX: Final = "HEADWAY_SCHEDULER_"
+_GUARDS: Final = frozenset(guard.value for guard in SoftGuard)
+_THROTTLE_REASONS: Final = frozenset({"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal"})
+"""Those that agents report, but the power brake, which has its own guard."""
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
 
@@ -73,6 +78,20 @@ class Config(BaseSettings):
     """How long a Route may be held unless it says otherwise."""
     max_holds: int = Field(10_000, ge=0)
     """Routes held at once."""
+    guards_off: str = ""
+    """Guards, by comma, that never close: as `explain` names them."""
+    pressure_close: float = Field(0.80, gt=0, le=1)
+    """Memory pressure above which the soft guard closes."""
+    pressure_open: float = Field(0.75, gt=0, le=1)
+    """It opens at or below this."""
+    heat_close: float = Field(1.0, gt=0, le=2)
+    """Temperature over the slowdown temperature above which the soft guard closes."""
+    heat_open: float = Field(0.95, gt=0, le=2)
+    """It opens at or below this."""
+    throttle_reasons: str = "hw_slowdown,hw_thermal"
+    """NVML's reasons, by comma, for which the soft guard closes."""
+    guard_dwell_s: float = Field(2.0, ge=0, le=600)
+    """A soft guard opens when it has had no reason to be closed for so long."""
     resume_grace_s: float = Field(10.0, ge=0, le=3600)
     """How long reservations of a lost stream wait for Resume."""
     drain_timeout_s: float = Field(30.0, ge=0, le=3600)
@@ -90,7 +109,20 @@ class Config(BaseSettings):
     @property
     def engines_with_prompt_headers(self) -> frozenset[str]:
         """`prompt_header_engines`, read."""
-        return frozenset(name.strip() for name in self.prompt_header_engines.split(",")) - {""}
+        return _listed(self.prompt_header_engines)
+
+    @property
+    def guards(self) -> GuardConfig:
+        """The soft guards' settings."""
+        return GuardConfig(
+            pressure_close=self.pressure_close,
+            pressure_open=self.pressure_open,
+            heat_close=self.heat_close,
+            heat_open=self.heat_open,
+            dwell_s=self.guard_dwell_s,
+            throttle_reasons=_listed(self.throttle_reasons),
+            off=frozenset(guard for guard in SoftGuard if guard.value in _listed(self.guards_off)),
+        )
 
     @property
     def on_loopback(self) -> bool:
@@ -131,6 +163,20 @@ class Config(BaseSettings):
             problems.append("standby: HEADWAY_DATABASE_URL is required: an embedded Postgres has one scheduler")
         if self.stale_after_s <= self.telemetry_interval_s:
             problems.append("stale_after_s must be above telemetry_interval_s: agents speak no more often")
+        problems.extend(
+            f"{guard}_open must not be above {guard}_close"
+            for guard, opens, closes in (
+                ("pressure", self.pressure_open, self.pressure_close),
+                ("heat", self.heat_open, self.heat_close),
+            )
+            if opens > closes
+        )
+        strangers = _listed(self.guards_off) - _GUARDS
+        if strangers:
+            problems.append(f"guards_off: no guard is called {', '.join(sorted(strangers))}")
+        strangers = _listed(self.throttle_reasons) - _THROTTLE_REASONS
+        if strangers:
+            problems.append(f"throttle_reasons: NVML knows no {', '.join(sorted(strangers))}")
         if self.tokenizers_dir is not None and not self.tokenizers_dir.is_dir():
             problems.append(f"tokenizers_dir: there is no folder {self.tokenizers_dir}")
         if self.tokenizers_dir is not None and find_spec("tokenizers") is None:
@@ -150,6 +196,10 @@ class Config(BaseSettings):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+
+def _listed(names: str) -> frozenset[str]:
+    return frozenset(name.strip() for name in names.split(",")) - {""}
 
 
 def load() -> Config:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -12,6 +12,7 @@ import numpy as np
 import structlog
 
 from headway_scheduler.admission.dispatcher import Dispatcher, DispatcherConfig
+from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.intake import Intake
 from headway_scheduler.admission.reporting import Reporting, UsageRecorder
@@ -69,6 +70,7 @@ class CoreConfig:
     max_holds: int = 10_000
     learn: frozenset[Learned] = EVERYTHING
     kv_quantile: float | None = None
+    guards: GuardConfig = field(default_factory=GuardConfig)
 
 
 class Core:
@@ -120,6 +122,7 @@ class Core:
                 max_holds=config.max_holds,
                 time_scale=config.time_scale,
                 kv_quantile=config.kv_quantile,
+                guards=config.guards,
             ),
         )
         self.reporting = Reporting(self.dispatcher, self.costs, self.history, record_usage)

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from headway_scheduler.admission.guards import SoftGuards
+from headway_scheduler.admission.guards import GuardConfig, SoftGuards
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.domain.endpoint import SchedulingState
@@ -73,7 +73,7 @@ class Choice:
 
 
 class Chooser:
-    """Finds and prices candidates; changes nothing but the soft guards' memory."""
+    """Finds and prices candidates; changes nothing."""
 
     def __init__(
         self,
@@ -84,15 +84,17 @@ class Chooser:
         random: np.random.Generator,
         time_scale: float,
         ranked: int,
+        guards: GuardConfig,
     ) -> None:
         """`ranked`: so many of the best candidates each choice names."""
         self._ranked = ranked
-        self.guards = SoftGuards(fleet.columns)
+        self.guards = SoftGuards(fleet.columns, guards)
         self._fleet, self._prefixes, self._fingerprints, self._registry = fleet, prefixes, fingerprints, registry
         self._random = random
         self._time_scale = time_scale
         self._transfer_ms = tuple(each / time_scale for each in TRANSFER_MS)
         fleet.on_removed.append(lambda endpoint: self.guards.forget(endpoint.slot))
+        fleet.on_sampled.append(self.guards.look)
 
     def choose(self, work: Work, bound: Bound, now: float, tentative: Tentative | None = None) -> Choice:
         """Price the tenant's own endpoints; burst into others only when none of its own can take the request.

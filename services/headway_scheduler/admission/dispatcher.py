@@ -5,7 +5,7 @@ between them. Time is passed in; a simulator drives the same object.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from headway_scheduler.admission.booking import Booker
 from headway_scheduler.admission.choosing import Chooser, names_endpoint
 from headway_scheduler.admission.explaining import Explanation, rows_of
+from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
@@ -56,6 +57,7 @@ class DispatcherConfig:
     max_index_blocks: int = 4096
     kv_quantile: float | None = None
     time_scale: float = 1.0
+    guards: GuardConfig = field(default_factory=GuardConfig)
 
 
 class Dispatcher:
@@ -89,7 +91,14 @@ class Dispatcher:
             fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
         )
         self._chooser = Chooser(
-            fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale, 1 + self.config.fallbacks
+            fleet,
+            self.prefixes,
+            fingerprints,
+            registry,
+            random,
+            self.config.time_scale,
+            1 + self.config.fallbacks,
+            self.config.guards,
         )
         self._booker = Booker(
             fleet,

@@ -1,6 +1,8 @@
 """Explain: the whole table of a decision, reserving nothing."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -10,13 +12,16 @@ from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.domain.decision import Why
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
+from headway_scheduler.strategies.base import SoftGuard
 
 __all__ = ["Explanation", "Row", "rows_of"]
+
+_ALL: Final = frozenset(SoftGuard)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One endpoint as a decision sees it."""
+    """One endpoint as a decision sees it. `details`: what closed a guard, by its name, where there is more to say."""
 
     endpoint: Endpoint
     chosen: bool
@@ -25,6 +30,7 @@ class Row:
     cost: float | None
     predicted_ttft_ms: float | None
     matched_tokens: int
+    details: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ def rows_of(
         elif slot not in kept:
             hard.insert(0, "excluded")
         if choice is None or position is None:
-            rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number])))
+            rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number]), {}))
             continue
         ttft = choice.priced.costs.predicted_ttft_ms
         soft = tuple(name for name, forbidden in by_guard.items() if forbidden[position])
@@ -75,6 +81,7 @@ def rows_of(
                 float(choice.priced.costs.cost[position]),
                 None if ttft is None else float(ttft[position]),
                 int(hits[number]),
+                {guard.value: chooser.guards.detail(guard, slot) for guard in chooser.guards.peek(_ALL, slot)},
             )
         )
     return tuple(rows)

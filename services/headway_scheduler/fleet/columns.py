@@ -118,8 +118,6 @@ class Columns:
     """Hottest device's temperature over its slowdown temperature; 1 and more: it slows down."""
     power: FloatColumn = field(default_factory=_unknown)
     """Power over the limit, 0 to 1."""
-    throttled: BoolColumn = field(default_factory=_flags)
-    """A device reports a hardware slowdown or a power brake."""
     sampled_at: FloatColumn = field(default_factory=_unknown)
     """Scheduler clock of the newest sample, in seconds."""
 

@@ -4,7 +4,7 @@ Everything here belongs to one event loop. Agents' messages come in as domain va
 columns, the pools and the groups.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
 from typing import Final
@@ -27,10 +27,10 @@ __all__ = ["Endpoint", "Fleet", "FleetConfig", "Node"]
 _RANK_HEADER: Final = "x-data-parallel-rank"
 _RANKS_BY_HEADER: Final = frozenset({"vllm", "sglang", "emulator"})
 """THE list of engines known to give a request to the data-parallel rank that this header names."""
-_HOT_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "power_brake"})
 _APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """XIDs that speak of the program on the GPU, not of the GPU (NVIDIA's XID catalogue): no recovery is ever reported."""
 _NONE: Final = np.zeros(0, np.int32)
+_NO_REASONS: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class Node:
 class Endpoint:
     """One engine rank that an agent announced.
 
-    `failed`: why its devices cannot serve, or empty. `boot_id`: the engine's, as last known.
+    `failed`: why its devices cannot serve, or empty. `throttles`: why any of them is slowed down, in NVML's words.
+    `boot_id`: the engine's, as last known.
     """
 
     id: str
@@ -93,6 +94,7 @@ class Endpoint:
     ready: bool = True
     sample: EngineSample | None = None
     failed: str = ""
+    throttles: frozenset[str] = frozenset()
     boot_id: str = ""
     placement: Placement = field(init=False)
     """As answers name it."""
@@ -119,13 +121,32 @@ class Endpoint:
         """Its own labels over its node's."""
         return {**self.node.hello.labels, **self.spec.labels}
 
+    def readings(self) -> Iterator[tuple[Device, DeviceSample]]:
+        """Its devices, each with its newest sample."""
+        for uuid in self.spec.device_uuids:
+            device, sample = self.node.devices.get(uuid), self.node.samples.get(uuid)
+            if device is not None and sample is not None:
+                yield device, sample
+
+    def hottest(self) -> str:
+        """The device that is nearest to its slowdown temperature, for people."""
+        known = [
+            (sample.temperature_c.value / device.temperature_slowdown_c.value, sample.temperature_c.value, device)
+            for device, sample in self.readings()
+            if sample.temperature_c.value is not None and device.temperature_slowdown_c.value
+        ]
+        if not known:
+            return ""
+        _, value, device = max(known, key=lambda each: each[0])
+        return f"{device.uuid} {value:.0f} °C of {device.temperature_slowdown_c.value:.0f}"
+
 
 class Fleet:
     """Nodes and endpoints by id, and the columns behind them.
 
     `on_announced` is called with an endpoint that is new or changed, `on_removed` before its slot is reused,
-    `on_restarted` when its engine lost its memory, `on_connected` with a node whose agent said Hello. `version` grows
-    when it changes who may be chosen.
+    `on_restarted` when its engine lost its memory, `on_connected` with a node whose agent said Hello, `on_sampled` with
+    each endpoint of a sample, once it is in the columns. `version` grows when it changes who may be chosen.
     """
 
     def __init__(self, config: FleetConfig | None = None) -> None:
@@ -142,6 +163,7 @@ class Fleet:
         self.on_restarted: list[Callable[[Endpoint], None]] = []
         self.on_announced: list[Callable[[Endpoint], None]] = []
         self.on_connected: list[Callable[[Node], None]] = []
+        self.on_sampled: list[Callable[[Endpoint, float], None]] = []
         self._frozen_since: float | None = None
         self._free: list[int] = []
         self._used = 0
@@ -237,6 +259,8 @@ class Fleet:
                 self._apply_engine(endpoint, engine, now)
         for endpoint in node.endpoints.values():
             self._apply_devices(endpoint)
+            for listener in self.on_sampled:
+                listener(endpoint, now)
         node.stale = False
         self.refresh_guards(node.endpoints.values())
         return True
@@ -434,7 +458,8 @@ class Fleet:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot
         devices = node.devices
         memory, utilization, temperature, heat, power = [], [], [], [], []
-        throttled, failed = False, ""
+        throttles: frozenset[str] = _NO_REASONS
+        failed = ""
         for uuid in endpoint.spec.device_uuids:
             device, sample = devices.get(uuid), node.samples.get(uuid)
             failed = failed or node.failures.get(uuid, "")
@@ -450,15 +475,14 @@ class Fleet:
             heat.append(_ratio(sample.temperature_c.value, device.temperature_slowdown_c.value))
             power.append(_ratio(sample.power_w.value, device.power_limit_w.value))
             if sample.throttle_reasons:
-                throttled = throttled or not _HOT_REASONS.isdisjoint(sample.throttle_reasons)
-        endpoint.failed = failed
+                throttles = throttles.union(sample.throttle_reasons)
+        endpoint.failed, endpoint.throttles = failed, throttles
         kv_use = columns.kv_use.item(slot)
         columns.memory_pressure[slot] = kv_use if kv_use == kv_use else _highest(memory)  # NaN is not itself
         columns.utilization[slot] = _highest(utilization)
         columns.temperature_c[slot] = _highest(temperature)
         columns.heat[slot] = _highest(heat)
         columns.power[slot] = _highest(power)
-        columns.throttled[slot] = throttled
 
     def _cut_off(self, silent: int, now: float) -> bool:
         """Did so many of the nodes that were alive fall silent together that it must be us?"""

@@ -22,7 +22,7 @@ from pydantic import Field
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import FloatColumn
 from headway_scheduler.learning.priors import FREE_TOKENS
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard, View
 
 __all__ = ["Adaptive"]
 
@@ -56,7 +56,7 @@ class Adaptive:
     name: ClassVar[str] = "adaptive"
     parameters_type: ClassVar[type[Parameters]] = AdaptiveParameters
     classic: ClassVar[bool] = False
-    guards: ClassVar[frozenset[SoftGuard]] = frozenset({SoftGuard.HEAT, SoftGuard.KV_ROOM})
+    guards: ClassVar[frozenset[SoftGuard]] = SLOWED_DOWN | {SoftGuard.KV_ROOM}
 
     def __init__(self, parameters: AdaptiveParameters) -> None:
         self.parameters = parameters

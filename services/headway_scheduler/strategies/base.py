@@ -6,7 +6,7 @@ breaks ties; guards and holds are admission's.
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import Columns, FloatColumn, Load, Place, Slots
 
-__all__ = ["BindsLate", "Costs", "Parameters", "SoftGuard", "Strategy", "Tentative", "View"]
+__all__ = ["SLOWED_DOWN", "BindsLate", "Costs", "Parameters", "SoftGuard", "Strategy", "Tentative", "View"]
 
 BoolColumn = npt.NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
@@ -28,8 +28,17 @@ class SoftGuard(StrEnum):
     __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
 
     HEAT = "heat"
+    """A device is above its slowdown temperature."""
+    THROTTLE = "throttle"
+    """A device says that its hardware slows it down."""
+    POWER_BRAKE = "power_brake"
+    """A device says that something outside it, such as its power supply, slows it down."""
     MEMORY_PRESSURE = "memory_pressure"
     KV_ROOM = "kv_room"
+
+
+SLOWED_DOWN: Final = frozenset({SoftGuard.HEAT, SoftGuard.THROTTLE, SoftGuard.POWER_BRAKE})
+"""The guards that say that a device is slower than it should be."""
 
 
 class Parameters(BaseModel):

@@ -174,7 +174,8 @@ class TestSamples:
         )
         slot, c = rig.slot(1), rig.columns
         assert (c.memory_pressure[slot], c.utilization[slot], c.temperature_c[slot]) == (0.6, 0.9, 45)
-        assert (c.heat[slot], c.power[slot], c.throttled[slot]) == (0.5, 0.25, True)
+        assert (c.heat[slot], c.power[slot]) == (0.5, 0.25)
+        assert rig.fleet.by_slot[slot].throttles == {"hw_slowdown"}
 
     def test_an_engine_that_is_not_ready_is_closed(self):
         rig = Rig()
