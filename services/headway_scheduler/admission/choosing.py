@@ -12,7 +12,7 @@ from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
-from headway_scheduler.errors import AllDraining, AllUnhealthy, HeadwayError, NoEndpoints
+from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, NoEndpoints
 from headway_scheduler.fleet.columns import FloatColumn, Pool, Slots
 from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.index.chain import Match
@@ -107,7 +107,8 @@ class Chooser:
             open_own, open_spare = (Pool.of(self.within(request, each.slots)) for each in (open_own, open_spare))
         if not len(open_own) and not len(open_spare):
             own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
-            raise self._none_left(request, np.concatenate([self.within(request, own), self.within(request, burst)]))
+            allowed = np.concatenate([self.within(request, own), self.within(request, burst)])
+            raise self._none_left(request, allowed, now)
         match = self._prefixes.match(work, now)
         if len(open_own):
             choice = self._price(work, bound, open_own, match, now, tentative)
@@ -210,7 +211,7 @@ class Chooser:
         mask = self._fingerprints.match(work.chain.root, work.fingerprint)
         return np.array([mask >> slot & 1 for slot in slots.tolist()], np.bool_)
 
-    def _none_left(self, request: Request, allowed: Slots) -> HeadwayError:
+    def _none_left(self, request: Request, allowed: Slots, now: float) -> HeadwayError:
         model, tenant = request.model, request.tenant
         if not len(allowed) and request.cannot_inject_salt:
             message = f"no endpoint of {model!r} serves {tenant!r} alone, and the caller cannot send a cache salt"
@@ -220,6 +221,12 @@ class Chooser:
         states = {(e.state, e.node.state) for e in (self._fleet.by_slot[slot] for slot in allowed.tolist())}
         if all(any(state is not SchedulingState.ACTIVE for state in pair) for pair in states):
             return AllDraining(f"all endpoints of {model!r} are cordoned or draining", model=model, tenant=tenant)
+        ejections, ids = self._fleet.ejections, [self._fleet.by_slot[slot].id for slot in allowed.tolist()]
+        if ejections.out.keys() >= set(ids):
+            # One that is probed may be whole again any moment.
+            wait_s = max(1.0, min(ejections.remaining_s(each, now) for each in ids))
+            message = f"every endpoint of {model!r} keeps failing its requests"
+            return AllEjected(message, retry_after_s=wait_s, model=model, tenant=tenant)
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
 
 

@@ -124,6 +124,8 @@ class Columns:
     # Kept by the fleet.
     open: BoolColumn = field(default_factory=_flags)
     """No hard guard stands: it may be chosen."""
+    handicap: FloatColumn = field(default_factory=_zeros)
+    """Requests that it counts in flight beyond those it has: it failed lately, or starts slowly."""
     last_chosen: IntColumn = field(default_factory=_ints)
     """Number of the decision that chose it last; 0: never."""
     ring: npt.NDArray[np.uint64] = field(default_factory=_hashes)
@@ -144,6 +146,8 @@ class Columns:
     # Derived: kept by `load`.
     touched: set[int] = field(default_factory=set)
     """Slots of which something changed that `load` follows from: whoever writes it adds the slot."""
+    handicapped: set[int] = field(default_factory=set)
+    """Slots with a handicap: whoever writes it keeps this."""
     _load: FloatMatrix | None = None
 
     @property
@@ -165,6 +169,7 @@ class Columns:
         for name in _COLUMNS:
             getattr(self, name)[slot] = getattr(fresh, name)[0]
         self.touched.add(slot)
+        self.handicapped.discard(slot)
 
     def load(self) -> FloatMatrix:
         """What every price is made of, for all slots: a row for each of Load's fields. Not to be written or kept.
@@ -184,7 +189,7 @@ class Columns:
         decoding, queued = self.decoding + self.external, self.prefill_tokens.astype(np.float64)
         return np.stack(
             (
-                self.inflight + self.external,
+                self.inflight + self.external + self.handicap,
                 decoding,
                 queued,
                 self.prefill_work_us / 1e3,
@@ -203,7 +208,7 @@ class Columns:
         external, base_ms, ctx_ms = self.external.item(slot), self.base_ms.item(slot), self.ctx_ms.item(slot)
         decoding, queued = self.decoding.item(slot) + external, self.prefill_tokens.item(slot)
         load[:, slot] = (
-            self.inflight.item(slot) + external,
+            self.inflight.item(slot) + external + self.handicap.item(slot),
             decoding,
             queued,
             self.prefill_work_us.item(slot) / 1e3,
@@ -220,8 +225,8 @@ class Columns:
 class Load(NamedTuple):
     """What every price is made of, in the order of `Columns.load`'s rows; in milliseconds and tokens.
 
-    `inflight` and `decoding` count those of others too; `step_ms`: a step without new tokens; `busy`: 1 where anything
-    is queued or decodes, else 0.
+    `inflight` and `decoding` count those of others too, and `inflight` handicaps; `step_ms`: a step without new tokens;
+    `busy`: 1 where anything is queued or decodes, else 0.
     """
 
     inflight: FloatColumn
@@ -237,4 +242,4 @@ class Load(NamedTuple):
     budget_tokens: FloatColumn
 
 
-_COLUMNS: Final = [each.name for each in fields(Columns) if each.name not in ("touched", "_load")]
+_COLUMNS: Final = [each.name for each in fields(Columns) if each.name not in ("touched", "handicapped", "_load")]

@@ -142,10 +142,10 @@ class View:
 
     @property
     def inflight(self) -> FloatColumn:
-        """Requests in flight: our reservations, what the engine has beyond them, and those tentatively placed."""
+        """Requests in flight: our reservations, what the engine has beyond them, handicaps, and tentative ones."""
         found = self._inflight
         if found is None:
-            found = self.read(self._columns.inflight) + self.read(self._columns.external)
+            found = self.read(self._columns.inflight) + self._beyond()
             if self._tentative is not None:
                 found = found + self.read(self._tentative.inflight)
             self._inflight = found
@@ -154,13 +154,13 @@ class View:
     @property
     def weighted_inflight(self) -> FloatColumn:
         """In flight, each counted by its task weight, 1 to 3; those of others count 1."""
-        found: FloatColumn = self.read(self._columns.weight_micro) / 1e6 + self.read(self._columns.external)
+        found: FloatColumn = self.read(self._columns.weight_micro) / 1e6 + self._beyond()
         return found
 
     @property
     def uncapped_inflight(self) -> FloatColumn:
         """In flight, each counted by its task weight as learned, however much; those of others count 1."""
-        found: FloatColumn = self.read(self._columns.uncapped_micro) / 1e6 + self.read(self._columns.external)
+        found: FloatColumn = self.read(self._columns.uncapped_micro) / 1e6 + self._beyond()
         return found
 
     @property
@@ -268,6 +268,11 @@ class View:
     def similar(self) -> BoolColumn:
         """Does it hold the nearest similar fingerprint?"""
         return self._find_similar(self.slots)
+
+    def _beyond(self) -> FloatColumn:
+        """What counts as in flight beyond our reservations."""
+        columns, found = self._columns, self.read(self._columns.external)
+        return found + self.read(columns.handicap) if columns.handicapped else found
 
     def random(self) -> FloatColumn:
         """A fresh random number in [0, 1) a candidate."""

@@ -195,14 +195,21 @@ class TestSamples:
 
 
 class TestDevices:
-    @pytest.mark.parametrize("kind", [DeviceEventKind.LOST, DeviceEventKind.ECC_DOUBLE_BIT, DeviceEventKind.XID])
-    def test_a_failed_device_closes_its_endpoints_until_it_recovers(self, kind):
+    @pytest.mark.parametrize(
+        ("kind", "closed"),
+        [
+            (DeviceEventKind.LOST, "device_lost"),
+            (DeviceEventKind.ECC_DOUBLE_BIT, "device_ecc"),
+            (DeviceEventKind.XID, "device_xid"),
+        ],
+    )
+    def test_a_failed_device_closes_its_endpoints_until_it_recovers(self, kind, closed):
         rig = Rig()
         node = rig.connect(
             "n", spec(1, device_uuids=("a",)), spec(2, device_uuids=("b",)), devices=[gpu("a"), gpu("b")]
         )
         rig.fleet.apply_device_event(node, DeviceEvent("a", kind, 79))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == [closed]
         assert guards(rig, 2) == []
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.RECOVERED))
         assert guards(rig) == []
@@ -219,16 +226,16 @@ class TestDevices:
         devices = [gpu("GPU-1"), gpu("MIG-1", kind=DeviceKind.MIG, parent_uuid="GPU-1")]
         node = rig.connect("n", spec(1, device_uuids=("MIG-1",)), devices=devices)
         rig.fleet.apply_device_event(node, DeviceEvent("GPU-1", DeviceEventKind.XID, 79))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_xid"]
 
     def test_an_endpoint_announced_on_a_failed_device_is_closed(self):
         rig = Rig()
         node = rig.connect("n", devices=[gpu("a")])
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.LOST))
         rig.fleet.put_endpoint(node, spec(1, device_uuids=("a",)))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_lost"]
         rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
-        assert guards(rig) == ["device_failed"], "the same agent connected again: nothing recovered"
+        assert guards(rig) == ["device_lost"], "the same agent connected again: nothing recovered"
 
     def test_a_new_agent_starts_without_failures(self):
         rig = Rig()
@@ -242,7 +249,7 @@ class TestDevices:
         rig = Rig()
         node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
         rig.sample(node, devices=[DeviceSample("a", Measurement(None, MissingReason.LOST))])
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_lost"]
         rig.sample(node, devices=[DeviceSample("a", Measurement(None, MissingReason.UNSUPPORTED))])
         assert guards(rig) == []
 

@@ -25,7 +25,9 @@ def node_to_proto(node: Node, now: float) -> pb.NodeState:
     devices = []
     for device in node.hello.devices:
         sample = node.samples.get(device.uuid)
-        failure = node.failures.get(device.uuid, "")
+        event, failure = node.failures.get(device.uuid), ""
+        if event is not None:
+            failure = event.kind.value if not event.xid else f"{event.kind.value} {event.xid}"
         if sample is not None and sample.memory_used_bytes.missing is MissingReason.LOST:
             failure = DeviceEventKind.LOST.value
         devices.append(

@@ -65,7 +65,10 @@ class World:
         self.service = ExtProcService(self.rig.scheduler, authenticator, longest_body=1_000_000)
         self.outcomes = []
         record = self.rig.fleet.record_outcome
-        self.rig.fleet.record_outcome = lambda e, failed, now: (self.outcomes.append(failed), record(e, failed, now))
+        self.rig.fleet.record_outcome = lambda e, failed, now, *rest: (
+            self.outcomes.append(failed),
+            record(e, failed, now, *rest),
+        )
 
     def process(self, *, token=None, request=DUPLEX, response=DUPLEX, told=True, **metadata):
         told_by = {f"x-headway-{key.replace('_', '-')}": value for key, value in metadata.items()}
