@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -12,11 +11,8 @@ from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.domain.decision import Why
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
-from headway_scheduler.strategies.base import SoftGuard
 
 __all__ = ["Explanation", "Row", "rows_of"]
-
-_ALL: Final = frozenset(SoftGuard)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +58,14 @@ def rows_of(
     rows = []
     for number, slot in enumerate(seen):
         endpoint, position = fleet.by_slot[slot], positions.get(slot)
-        hard = fleet.hard_guards(endpoint)
+        closed = fleet.why_closed(endpoint)
+        hard, details = list(closed), {guard: detail for guard, detail in closed.items() if detail}
         if slot not in usable:
             hard.insert(0, "not_in_group")
         elif slot not in kept:
             hard.insert(0, "excluded")
         if choice is None or position is None:
-            rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number]), {}))
+            rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number]), details))
             continue
         ttft = choice.priced.costs.predicted_ttft_ms
         soft = tuple(name for name, forbidden in by_guard.items() if forbidden[position])
@@ -81,7 +78,7 @@ def rows_of(
                 float(choice.priced.costs.cost[position]),
                 None if ttft is None else float(ttft[position]),
                 int(hits[number]),
-                {guard.value: chooser.guards.detail(guard, slot) for guard in chooser.guards.peek(_ALL, slot)},
+                details | chooser.guards.details(slot),
             )
         )
     return tuple(rows)

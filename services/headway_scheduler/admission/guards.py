@@ -145,6 +145,12 @@ class SoftGuards:
         record = self._records.get((slot, _BITS.get(guard, 0)))
         return "" if record is None else record.detail
 
+    def details(self, slot: int) -> dict[str, str]:
+        """The same for each that is closed there, by name."""
+        return {
+            guard.value: self._records[slot, bit].detail for guard, bit in _BITS.items() if (slot, bit) in self._records
+        }
+
     # Inside
 
     def _latch(self, endpoint: Endpoint, closed: int, found: int, now: float) -> int:

@@ -102,8 +102,8 @@ class Node:
 class Endpoint:
     """One engine rank that an agent announced.
 
-    `faults`: which hard guards its devices close, each with what closed it. `throttles`: why any of them is slowed down,
-    in NVML's words. `boot_id`: the engine's, as last known.
+    `faults`: which hard guards its devices close, each with what closed it. `throttles`: why any of them is slowed
+    down, in NVML's words. `boot_id`: the engine's, as last known.
     """
 
     id: str
