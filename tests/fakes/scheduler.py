@@ -71,7 +71,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(database_url, **settings):
-    """A scheduler until the block ends, of `stale_after_s` long and guards that do not dwell: agents send samples at will."""
+    """A scheduler until the block ends. Agents send samples at will: `stale_after_s` is long, and no guard dwells."""
     defaults = {
         "name": "s1",
         "listen": "127.0.0.1:0",

@@ -233,6 +233,19 @@ class TestFaultsAreLoad:
                 wait(rig, 0.25)
         assert failed <= 100, "no more than its part"
 
+    def test_one_failure_makes_it_as_busy_as_the_busiest(self):
+        rig = rig_of()
+        for number in (2, 3, 4):
+            for _ in range(10 * number):
+                rig.route(excluded=only(number))
+        assert rig.where(rig.route(excluded=frozenset({"10.0.0.4"}))) == "1"
+        rig = rig_of()
+        for number in (2, 3, 4):
+            for _ in range(10 * number):
+                rig.route(excluded=only(number))
+        serve(rig, 1, FAULT)
+        assert [rig.where(rig.route()) for _ in range(30)].count("1") == 0
+
     def test_it_fades(self):
         rig = rig_of()
         slot = rig.slot(1)
