@@ -22,12 +22,14 @@ from headway_scheduler.strategies.base import SoftGuard
 __all__ = ["Config", "ConfigError", "load"]
 
 _PREFIX: Final = "HEADWAY_SCHEDULER_"
-_GUARDS: Final = frozenset(
-    guard.value for guard in (*SoftGuard, *HardGuard) if guard not in (HardGuard.NOT_READY, HardGuard.PROBING)
-)
-"""Those that can be turned off."""
-_THROTTLE_REASONS: Final = frozenset({"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal"})
-"""Those that agents report, but the power brake, which has its own guard."""
+_ALWAYS_ON: Final = frozenset({HardGuard.NOT_READY, HardGuard.PROBING})
+_LISTS: Final = {
+    "guards_off": frozenset(guard.value for guard in (*SoftGuard, *HardGuard)) - _ALWAYS_ON,
+    # Those that agents report, but the power brake, which has its own guard.
+    "throttle_reasons": frozenset({"sw_power_cap", "hw_slowdown", "sw_thermal", "hw_thermal"}),
+    "slow_start_after": frozenset(each.value for each in SlowStart),
+}
+"""Settings that list names, and the names that there are."""
 _POSTGRES: Final = frozenset({"postgresql", "postgres"})
 
 
@@ -239,17 +241,10 @@ class Config(BaseSettings):
             )
             if opens > closes
         )
-        strangers = _listed(self.guards_off) - _GUARDS
-        if strangers:
-            problems.append(f"guards_off: no guard is called {', '.join(sorted(strangers))}")
-        strangers = _listed(self.throttle_reasons) - _THROTTLE_REASONS
-        if strangers:
-            problems.append(f"throttle_reasons: NVML knows no {', '.join(sorted(strangers))}")
-        strangers = _listed(self.slow_start_after) - frozenset(SlowStart)
-        if strangers:
-            problems.append(
-                f"slow_start_after: must be of ejection, new and restart, not {', '.join(sorted(strangers))}"
-            )
+        for name, known in _LISTS.items():
+            strangers = ", ".join(sorted(_listed(getattr(self, name)) - known))
+            if strangers:
+                problems.append(f"{name}: must be of {', '.join(sorted(known))}, not {strangers}")
         if not all(xid.isdecimal() for xid in _listed(self.ignored_xids)):
             problems.append("ignored_xids must be numbers, separated by commas")
         if self.eject_base_s > self.eject_max_s:

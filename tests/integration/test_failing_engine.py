@@ -12,6 +12,7 @@ from headway.fleet.v1 import fleet_pb2 as fpb
 from headway.telemetry.v1 import telemetry_pb2 as tpb
 from headway_gateway.app import Gateway
 from headway_gateway.config import GatewaySettings
+from headway_scheduler.http import SchedulerCollector
 from headway_sim.emulator import Emulator, EmulatorConfig
 from headway_sim.engine import HARDWARE
 
@@ -92,6 +93,14 @@ async def test_few_requests_meet_it_and_it_is_back_when_mended(world):
     assert 5 <= failed <= 40
     state = await world.state()
     assert state.ejection.reason in ("consecutive_faults", "failed_probe")
+    metrics = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in SchedulerCollector(world.served.scheduler).collect()
+        for sample in family.samples
+    }
+    assert metrics["headway_ejections_total", "consecutive_faults"] == 1
+    assert metrics["headway_endpoints_ejected", "m"] == 1
+    assert metrics["headway_panic", "m"] == 0
     await world.break_one("none")
 
     async def back():

@@ -221,6 +221,44 @@ class TestDevices:
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, xid))
         assert guards(rig) == []
 
+    def test_which_xids_are_programs_own_is_a_setting(self):
+        for ignored, closed in (("13,79", []), ("", ["device_xid"])):
+            rig = Rig(ignored_xids=ignored)
+            node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
+            rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, 79))
+            assert guards(rig) == closed
+
+    @pytest.mark.parametrize(("limit", "errors", "closed"), [(1, 0, False), (1, 1, True), (3, 2, False), (0, 9, False)])
+    def test_uncorrected_ecc_errors_close_at_a_limit(self, limit, errors, closed):
+        rig = Rig(ecc_errors=limit)
+        node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
+        rig.sample(node, devices=[device_sample("a", 10, ecc_errors=errors)])
+        assert guards(rig) == (["device_ecc"] if closed else [])
+        rig.sample(node, devices=[device_sample("a", 10, ecc_errors=0)])
+        assert guards(rig) == []
+
+    @pytest.mark.parametrize("guard", ["device_lost", "device_xid", "device_ecc", "stale"])
+    def test_each_can_be_off(self, guard):
+        rig = Rig(guards_off=guard)
+        node = rig.connect("n", spec(1, device_uuids=("a", "b", "c")), devices=[gpu("a"), gpu("b"), gpu("c")])
+        kinds = [DeviceEventKind.LOST, DeviceEventKind.ECC_DOUBLE_BIT, DeviceEventKind.XID]
+        for uuid, kind in zip("abc", kinds, strict=True):
+            rig.fleet.apply_device_event(node, DeviceEvent(uuid, kind, 79))
+        node.stale = True
+        assert set(guards(rig)) == {"device_lost", "device_xid", "device_ecc", "stale"} - {guard}
+
+    def test_each_says_what_closed_it(self):
+        rig = Rig()
+        node = rig.connect("n", spec(1, device_uuids=("a", "b")), devices=[gpu("a"), gpu("b")])
+        rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, 79))
+        rig.sample(node, devices=[device_sample("b", 10, ecc_errors=2)])
+        node.stale = True
+        assert rig.fleet.why_closed(rig.fleet.endpoints["10.0.0.1:8000@0"]) == {
+            "stale": "nothing heard of n",
+            "device_xid": "a XID 79",
+            "device_ecc": "b 2 uncorrected ECC errors",
+        }
+
     def test_a_mig_instance_falls_with_its_gpu(self):
         rig = Rig()
         devices = [gpu("GPU-1"), gpu("MIG-1", kind=DeviceKind.MIG, parent_uuid="GPU-1")]
