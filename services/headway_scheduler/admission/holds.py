@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.request import Request, TextPrompt, TokensPrompt
 from headway_scheduler.errors import HeadwayError
@@ -14,8 +16,7 @@ from headway_scheduler.learning.timing import Flight
 __all__ = ["Hold", "Holds", "Waiter", "Work"]
 
 
-@dataclass(slots=True, eq=False)
-class Work:
+class Work(msgspec.Struct, eq=False):
     """A request being decided, with what is computed once for it. Times: scheduler clock, seconds.
 
     `identity` tells a retry from another request under the same id; None: not known. `kv_output` is the answer that
