@@ -7,6 +7,7 @@ from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.domain.report import Finished, FirstToken, Outcome, ServedBy
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.health import Phase
+from headway_scheduler.fleet.ledger import EndCause
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -160,6 +161,12 @@ class Health(RuleBasedStateMachine):
         rig = self.rig
         self.ready = dict.fromkeys(range(1, 6), True)
         self.connect()
+        for waiter in list(self.waiters):
+            rig.dispatcher.give_up(waiter)
+        for reservation in list(rig.ledger.reservations.values()):  # also those that two calls share
+            rig.ledger.end(reservation, EndCause.CANCELLED, rig.clock.now)
+        self.live = []
+        assert rig.dispatcher.retries.now == {}
         for _ in range(60):
             for decision in self.live:
                 rig.report(decision, Finished(Outcome.SUCCESS))
