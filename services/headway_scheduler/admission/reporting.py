@@ -61,6 +61,7 @@ class Reporting:
         self.dispatcher.fleet.answered(reservation, now)
         work = reservation.attachment
         if first and isinstance(work, Work):
+            self.dispatcher.retries.over(work)  # it went well: what may still be tried again is not this one
             work.ttft_ms = report.ttft_ms
             if work.flight is not None:
                 self.costs.first_token(work.flight, report.ttft_ms, now)

@@ -326,6 +326,15 @@ class TestRetryBudget:
         rig.finish(moved)
         rig.route("b", excluded=frozenset({second.endpoint.spec.address}))
 
+    def test_one_that_has_its_first_token_is_over(self):
+        rig = rig_of(retry_percent=0, retry_min=1)
+        retry = rig.route(excluded=frozenset({"10.0.0.1"}))
+        rig.first_token(retry)
+        assert rig.scheduler.dispatcher.retries.now == {}
+        rig.finish(rig.route(excluded=frozenset({"10.0.0.1"})))
+        rig.finish(retry)
+        assert rig.scheduler.dispatcher.retries.now == {}
+
     def test_while_it_is_spent_answers_name_no_fallbacks(self):
         rig = rig_of(retry_percent=0, retry_min=1)
         first = rig.route()
