@@ -119,7 +119,7 @@ class Config(BaseSettings):
     """Never more of a pool than this; 0: never any."""
     eject_probes: int = Field(1, ge=1, le=100)
     """Requests that must be answered after an ejection before the endpoint is whole."""
-    fault_load_s: float = Field(5.0, ge=0, le=600)
+    fault_load_s: float = Field(2.0, ge=0, le=600)
     """A failure counts as load for about so long; 0: not at all."""
     slow_start_s: float = Field(10.0, ge=0, le=3600)
     """How long an endpoint's share grows after one of `slow_start_after`; 0: not at all."""

@@ -251,9 +251,9 @@ class TestFaultsAreLoad:
         slot = rig.slot(1)
         serve(rig, 1, FAULT)
         assert rig.columns.handicap[slot] == 1.0
-        wait(rig, 5)
-        assert 0.3 < rig.columns.handicap[slot] < 0.4
-        wait(rig, 15)
+        wait(rig, 1)
+        assert 0.6 < rig.columns.handicap[slot] < 0.61
+        wait(rig, 0.5)
         assert rig.columns.handicap[slot] == 0.0
         assert not rig.columns.handicapped
 
