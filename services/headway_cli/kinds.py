@@ -24,7 +24,9 @@ __all__ = [
 
 Resource = Any  # a message of one of the seven kinds
 
-OUTPUTS: Final = frozenset({"etag", "create_time", "update_time", "revision", "discovered", "revoked"})
+OUTPUTS: Final = frozenset(
+    {"etag", "create_time", "update_time", "revision", "discovered", "revoked", "previous_token_expire_time"}
+)
 """Fields that only the scheduler sets."""
 
 
@@ -210,7 +212,16 @@ CREDENTIALS: Final = Kind(
     message=pb.Credential,
     what="credentials: who may call",
     example="gateway-1 role=router tenants=acme,globex",
-    columns=("name", "role", "node", "tenants", "expire_time", "revoked"),
+    columns=(
+        "name",
+        "role",
+        "node",
+        "tenants",
+        "certificate_identity",
+        "expire_time",
+        "previous_token_expire_time",
+        "revoked",
+    ),
     references={"node": "nodes", "tenants": "tenants"},
     kept=lambda _: True,  # whoever prunes must not lock everyone out
 )

@@ -1,9 +1,10 @@
-"""Nodes and endpoints as admins handle them (cordon, drain, uncordon), credentials revoked, and the audit trail."""
+"""Nodes and endpoints as admins handle them (cordon, drain, uncordon), and the audit trail."""
 
 import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,13 +13,14 @@ from headway.admin.v1 import admin_pb2 as pb
 from headway_cli.client import Client
 from headway_cli.command import command, group
 from headway_cli.errors import CliError
-from headway_cli.kinds import CREDENTIALS, qualified
+from headway_cli.kinds import qualified
 from headway_cli.messages import to_plain
 from headway_cli.output import print_item, print_plain, print_rows, print_text
 from headway_cli.resources import Name, done
 from headway_cli.session import Output, Session
+from headway_cli.times import moment
 
-__all__ = ["add_audit", "add_credential_verbs", "live_apps"]
+__all__ = ["add_audit", "live_apps"]
 
 _POLL_S: Final = 0.5
 _STATES: Final = {
@@ -159,21 +161,6 @@ def _delete_node(session: Session, name: Name) -> None:
         print_plain(session, {"name": full, "deleted": True})
 
 
-def add_credential_verbs(app: typer.Typer) -> None:
-    """Add `revoke` to `headway credentials`."""
-
-    @command(
-        app,
-        "revoke",
-        help="Refuse a credential's token from now on.",
-        example="headway credentials revoke gateway-1",
-    )
-    def revoke(session: Session, name: Name) -> None:
-        with session.client() as client:
-            request = pb.RevokeCredentialRequest(name=CREDENTIALS.full_name(name))
-            done(session, client.write(client.admin.RevokeCredential, request).credential, "revoked")
-
-
 def add_audit(app: typer.Typer) -> None:
     """Add `headway audit`."""
 
@@ -181,10 +168,14 @@ def add_audit(app: typer.Typer) -> None:
     def audit(
         session: Session,
         limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 50,
-        resource: Annotated[str, typer.Option(help="Only of this resource: tenants/acme.")] = "",
+        resource: Annotated[str, typer.Option(help="Only of this resource, and what is below it: tenants/acme.")] = "",
+        principal: Annotated[str, typer.Option(help="Only what this credential wrote.")] = "",
+        since: Annotated[str, typer.Option(help="Only from then on: 2h, 7d or 2027-01-31T12:00:00Z.")] = "",
     ) -> None:
+        request = pb.ListAuditEntriesRequest(resource=resource, principal=principal.removeprefix("credentials/"))
+        if since:
+            request.since.FromDatetime(moment(since, "--since", datetime.now(UTC)))
         with session.client() as client:
-            entries = client.pages(client.admin.ListAuditEntries, pb.ListAuditEntriesRequest(), "audit_entries")
-            matching = (entry for entry in entries if resource in ("", entry.resource))
-            rows = [to_plain(entry) for entry in itertools.islice(matching, limit)]
+            entries = client.pages(client.admin.ListAuditEntries, request, "audit_entries")
+            rows = [to_plain(entry) for entry in itertools.islice(entries, limit)]
         print_rows(session, rows, ("id", "time", "principal", "method", "resource"), "no entries")

@@ -25,7 +25,7 @@ from headway_scheduler.store.base import LeaderLock, Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.tokenizing import Tokenizers
 
-__all__ = ["DiscoveryCounts", "Scheduler"]
+__all__ = ["AuthenticationCounts", "DiscoveryCounts", "Scheduler"]
 
 log = structlog.get_logger()
 
@@ -37,6 +37,14 @@ _RETRY_S: Final = 0.5
 _HANGS_S: Final = 10.0
 _SALT_KEY: Final = "cache_salt_secret"
 _QUOTAS_KEY: Final = "quotas"
+
+
+@dataclass(slots=True)
+class AuthenticationCounts:
+    """Calls whose credential did not count: told so, and told only to come back later."""
+
+    failed: int = 0
+    limited: int = 0
 
 
 @dataclass(slots=True)
@@ -75,6 +83,7 @@ class Scheduler:
         self.refusals: dict[str, int] = {}
         self.addresses = EngineAddresses()
         self.discovery = DiscoveryCounts()
+        self.authentication = AuthenticationCounts()
         self.core = Core(
             CoreConfig(
                 name=config.name,

@@ -12,6 +12,7 @@ __all__ = [
     "AllDraining",
     "AllEjected",
     "AllUnhealthy",
+    "CredentialChanged",
     "DuplicateName",
     "DuplicateNode",
     "HeadwayError",
@@ -35,6 +36,8 @@ __all__ = [
     "TenantRequests",
     "TenantTokens",
     "TokenShownOnce",
+    "TooManyFailures",
+    "TooManyStreams",
     "UnknownModel",
     "UnknownResource",
     "UnknownTenant",
@@ -129,13 +132,13 @@ class DuplicateNode(HeadwayError):
 
 
 class TokenShownOnce(HeadwayError):
-    """An earlier try made this credential and answered its token, which is not kept."""
+    """An earlier try made this token and answered it; it is not kept."""
 
     status = "ALREADY_EXISTS"
     reason = "TOKEN_SHOWN_ONCE"
 
     def __init__(self, name: str) -> None:
-        message = f"name: an earlier try made {name!r} and its token is not kept; delete it and create another"
+        message = f"name: an earlier try made a token of {name!r}, which is not kept; rotate it for another"
         super().__init__(message, field="name", resource=name)
 
 
@@ -164,6 +167,27 @@ class NoCredential(HeadwayError):
 
     status = "UNAUTHENTICATED"
     reason = "NO_CREDENTIAL"
+
+
+class TooManyFailures(HeadwayError):
+    """This peer showed too many wrong credentials of late. A right one is never refused for it."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_FAILURES"
+
+
+class CredentialChanged(HeadwayError):
+    """An admin changed what the credential of an open stream may do; a new stream finds out."""
+
+    status = "UNAVAILABLE"
+    reason = "CREDENTIAL_CHANGED"
+
+
+class TooManyStreams(HeadwayError):
+    """This principal has as many streams open as one may."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_STREAMS"
 
 
 class NotPermitted(HeadwayError):

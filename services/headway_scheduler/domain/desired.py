@@ -1,8 +1,8 @@
 """Desired state: what admins configured. Kept in Postgres, held in memory as one frozen snapshot."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -167,11 +167,17 @@ class Role(StrEnum):
     ROUTER = "router"
     ADMIN = "admin"
     VIEWER = "viewer"
+    TENANT = "tenant"
+    """An end user's key: calls nothing, and stands for its tenant where a data plane is shown it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Who may call. Only the token's SHA-256 is kept."""
+    """Who may call. Only the token's SHA-256 is kept.
+
+    `previous_token_sha256` is of the token before the last rotation, and counts until `previous_expire_time`; empty:
+    there is none. `certificate_identity` is a URI or DNS name in client certificates that stands for it.
+    """
 
     id: str
     role: Role
@@ -180,7 +186,23 @@ class Credential:
     tenants: tuple[str, ...] = ()
     expire_time: datetime | None = None
     revoked: bool = False
+    certificate_identity: str = ""
+    previous_token_sha256: bytes = b""
+    previous_expire_time: datetime | None = None
     meta: StoredMeta | None = None
+
+    def rotated(self, token_sha256: bytes, now: datetime, overlap: timedelta) -> "Credential":
+        """With another token; the one before counts for `overlap` longer.
+
+        While one is still valid from an earlier rotation that one stays, for whoever uses it, and the newer one goes: a
+        rotation whose answer was lost can be repeated. Without an overlap only the new token counts.
+        """
+        previous, until = self.token_sha256, now + overlap
+        if self.previous_expire_time is not None and self.previous_expire_time > now:
+            previous, until = self.previous_token_sha256, max(until, self.previous_expire_time)
+        if not overlap:
+            return replace(self, token_sha256=token_sha256, previous_token_sha256=b"", previous_expire_time=None)
+        return replace(self, token_sha256=token_sha256, previous_token_sha256=previous, previous_expire_time=until)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 # ruff: noqa: N802, D102 -- gRPC's method names, documented in admin.proto
 """Admin: one line per method; what they have in common is in `admin_resources`, the messages in `convert.admin`."""
 
-import hashlib
-import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
+from google.protobuf.duration_pb2 import Duration
 from headway.admin.v1 import admin_pb2 as pb
 from headway.admin.v1.admin_pb2_grpc import AdminServicer
 
@@ -14,6 +14,7 @@ from headway_scheduler.domain import names
 from headway_scheduler.domain.desired import Credential, DesiredState, Model, StrategyConfig, StrategyRevision
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.fleet_view import EndpointView, NodeView
+from headway_scheduler.domain.tokens import new_token, token_sha256
 from headway_scheduler.errors import InUse, InvalidField, TokenShownOnce, UnknownResource, UnknownTenant
 from headway_scheduler.rpc.admin_resources import Resources, write_of
 from headway_scheduler.rpc.convert.admin import (
@@ -26,6 +27,7 @@ from headway_scheduler.rpc.convert.admin import (
     TENANTS,
     audit_message,
     endpoint_message,
+    moment,
     node_message,
     revision_message,
     scheduling_state,
@@ -33,10 +35,9 @@ from headway_scheduler.rpc.convert.admin import (
 from headway_scheduler.rpc.paging import check_size, make_token, page_of, read_number, read_token
 from headway_scheduler.store.base import DesiredStore
 
-__all__ = ["TOKEN_PREFIX", "AdminService", "FleetView", "new_token", "token_sha256"]
+__all__ = ["AdminService", "FleetView"]
 
-TOKEN_PREFIX: Final = "hw_"  # noqa: S105 -- how tokens start
-"""What every token starts with, so that scanners for leaked secrets can know one."""
+_LONGEST_OVERLAP: Final = timedelta(days=30)
 
 Context = Any  # the generated stubs' context, which is both grpc's and grpc.aio's
 
@@ -61,14 +62,10 @@ class FleetView(Protocol):
         ...
 
 
-def new_token() -> str:
-    """A random token of 256 bits."""
-    return TOKEN_PREFIX + secrets.token_urlsafe(32)
-
-
-def token_sha256(token: str) -> bytes:
-    """What the store keeps of a token."""
-    return hashlib.sha256(token.encode()).digest()
+def _overlap(value: Duration) -> timedelta:
+    if not 0 <= value.ToMicroseconds() <= _LONGEST_OVERLAP // timedelta(microseconds=1):
+        raise InvalidField("overlap", f"must be 0 to {_LONGEST_OVERLAP.days} days")
+    return timedelta(microseconds=value.ToMicroseconds())
 
 
 class AdminService(AdminServicer):
@@ -83,8 +80,10 @@ class AdminService(AdminServicer):
         check_strategy: Callable[[StrategyConfig], None],
         fleet: FleetView,
         check_model: Callable[[Model], None] = lambda _: None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._store = store
+        self._clock = clock
         self._state = state
         self._fleet = fleet
         self._resources = Resources(store, state, refresh, check_strategy, check_model)
@@ -332,6 +331,24 @@ class AdminService(AdminServicer):
         )
         return pb.RevokeCredentialResponse(credential=CREDENTIALS.to_message(stored))
 
+    async def RotateCredential(
+        self, request: pb.RotateCredentialRequest, context: Context
+    ) -> pb.RotateCredentialResponse:
+        key = CREDENTIALS.key(request.name, "name")
+        overlap = _overlap(request.overlap)
+        token = new_token()
+        digest = token_sha256(token)
+
+        def change(credential: Credential) -> Credential:
+            if credential.revoked:
+                raise InvalidField("name", "is revoked, and stays so; create another")
+            return credential.rotated(digest, self._clock(), overlap)
+
+        stored = await self._resources.modify(Credential, key, write_of("RotateCredential", request), change)
+        if stored.token_sha256 != digest:
+            raise TokenShownOnce(request.name)
+        return pb.RotateCredentialResponse(credential=CREDENTIALS.to_message(stored), token=token)
+
     # nodes and endpoints
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Context) -> pb.GetNodeResponse:
@@ -397,7 +414,13 @@ class AdminService(AdminServicer):
     ) -> pb.ListAuditEntriesResponse:
         size = check_size(request.page_size)
         before_id = read_number("ListAuditEntries", request.page_token)
-        entries = await self._store.audit(before_id=before_id, limit=size + 1)
+        entries = await self._store.audit(
+            before_id=before_id,
+            limit=size + 1,
+            principal=request.principal,
+            resource=request.resource,
+            since=moment(request.since, "since") if request.HasField("since") else None,
+        )
         token = make_token("ListAuditEntries", str(entries[size - 1].id)) if len(entries) > size else ""
         messages = [audit_message(entry) for entry in entries[:size]]
         return pb.ListAuditEntriesResponse(audit_entries=messages, next_page_token=token)

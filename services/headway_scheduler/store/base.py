@@ -91,8 +91,19 @@ class DesiredStore(Protocol):
         """Cordon, drain or uncordon an endpoint."""
         ...
 
-    async def audit(self, *, before_id: int | None, limit: int) -> Sequence[AuditEntry]:
-        """Audit entries with an id below `before_id`, newest first."""
+    async def audit(
+        self,
+        *,
+        before_id: int | None,
+        limit: int,
+        principal: str = "",
+        resource: str = "",
+        since: datetime | None = None,
+    ) -> Sequence[AuditEntry]:
+        """Audit entries with an id below `before_id`, newest first; only those of a principal, a resource, a time.
+
+        A resource stands for what is below it, too: `tenants/acme` for its bindings, `tenants` for all of them.
+        """
         ...
 
 

@@ -116,12 +116,27 @@ class PostgresStore:
             raise unknown(StrategyConfig, strategy)
         return [StrategyRevision(resource_of(StrategyConfig, row.config), row.create_time, row.author) for row in rows]
 
-    async def audit(self, *, before_id: int | None, limit: int) -> Sequence[AuditEntry]:
+    async def audit(
+        self,
+        *,
+        before_id: int | None,
+        limit: int,
+        principal: str = "",
+        resource: str = "",
+        since: datetime | None = None,
+    ) -> Sequence[AuditEntry]:
         """Audit entries with an id below `before_id`, newest first."""
         table = schema.audit
         query = select(table).order_by(table.c.id.desc()).limit(limit)
         if before_id is not None:
             query = query.where(table.c.id < before_id)
+        if principal:
+            query = query.where(table.c.principal == principal)
+        if resource:
+            below = table.c.resource.startswith(f"{resource.rstrip('/')}/", autoescape=True)
+            query = query.where(or_(table.c.resource == resource, below))
+        if since is not None:
+            query = query.where(table.c.time >= since)
         rows = await self._database.read(lambda connection: _all(connection, query))
         return [AuditEntry(**row._mapping) for row in rows]
 

@@ -171,6 +171,9 @@ def _credential_row(credential: Credential) -> Values:
         "tenants": list(credential.tenants),
         "expire_time": credential.expire_time,
         "revoked": credential.revoked,
+        "certificate_identity": credential.certificate_identity or None,
+        "previous_token_sha256": credential.previous_token_sha256 or None,
+        "previous_expire_time": credential.previous_expire_time,
     }
 
 
@@ -183,6 +186,9 @@ def _credential(row: Row[Any], meta: StoredMeta) -> Credential:
         tuple(row.tenants),
         row.expire_time,
         row.revoked,
+        row.certificate_identity or "",
+        bytes(row.previous_token_sha256 or b""),
+        row.previous_expire_time,
         meta,
     )
 
@@ -220,7 +226,8 @@ def audit_document(resource: Resource | None) -> Values | None:
     if resource is None:
         return None
     made = document(resource)
-    made.pop("token_sha256", None)
+    for secret in ("token_sha256", "previous_token_sha256"):
+        made.pop(secret, None)
     return made
 
 

@@ -210,11 +210,18 @@ credentials = Table(
     _texts("tenants"),
     Column("expire_time", DateTime(timezone=True)),
     _flag("revoked"),
+    Column("certificate_identity", Text),
+    Column("previous_token_sha256", LargeBinary),
+    Column("previous_expire_time", DateTime(timezone=True)),
     *_stored(),
     PrimaryKeyConstraint("id"),
     UniqueConstraint("token_sha256"),
-    CheckConstraint("role IN ('agent', 'router', 'admin', 'viewer')", name="role"),
+    UniqueConstraint("previous_token_sha256"),
+    UniqueConstraint("certificate_identity"),
+    CheckConstraint("role IN ('agent', 'router', 'admin', 'viewer', 'tenant')", name="role"),
     CheckConstraint("length(token_sha256) = 32", name="token_sha256"),
+    CheckConstraint("length(previous_token_sha256) = 32", name="previous_token_sha256"),
+    CheckConstraint("(previous_token_sha256 IS NULL) = (previous_expire_time IS NULL)", name="previous_expire_time"),
 )
 
 node_states = Table("node_states", metadata, _text("node"), _text("state"), PrimaryKeyConstraint("node"))

@@ -23,6 +23,8 @@ TOLD_IN_WORDS = {
     "tls_certificate",
     "tls_key",
     "require_credentials",
+    "tls_client_ca",
+    "admin_token_file",
     "bootstrap",
     "tokenizers_dir",
     "guards_off",
@@ -140,3 +142,19 @@ def test_the_tests_that_operations_names_exist() -> None:
         for name in re.findall(r"^\s*(?:async def|def|class) (\w+)", file.read_text(), re.MULTILINE)
     }
     assert named <= written
+
+
+def test_every_promise_of_security_is_shown_by_tests_that_exist() -> None:
+    (promised,) = re.findall(
+        r"^## What is promised\n(.*?)^## ", (DOCS / "security.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    promises = [line.split("|") for line in promised.splitlines() if line.startswith("| ")][1:]
+    assert len(promises) > 15
+    for _, promise, shown_by, _ in promises:
+        named = re.findall(r"`([a-z_/]+\.py)::(test_\w+)`", shown_by)
+        assert named, promise
+        for file, test in named:
+            assert re.search(rf"^\s*(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), (
+                promise,
+                test,
+            )

@@ -1,6 +1,7 @@
 """Admin's messages ↔ domain values. Every fault found here names its field: `tenant.weight: must be > 0`."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,6 +47,7 @@ __all__ = [
     "Kind",
     "audit_message",
     "endpoint_message",
+    "moment",
     "node_message",
     "revision_message",
     "scheduling_state",
@@ -63,6 +65,9 @@ _LARGEST_WEIGHT: Final = 1_000_000.0
 _LARGEST_INTEGER: Final = 2**63 - 1
 _LARGEST_EXACT: Final = 2**53
 _LARGEST_PARAMETERS: Final = 65_536
+_IDENTITY: Final = re.compile(
+    r"[a-z][a-z0-9+.-]*://[!-~]{1,2000}|(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,23 +463,38 @@ def _credential(message: admin_pb2.Credential, stored: Credential | None) -> Cre
     if role is Role.ROUTER and not message.tenants:
         raise InvalidField("credential.tenants", "is required for a router: the tenants it may name, `*` for any")
     if role in {Role.AGENT, Role.VIEWER} and message.tenants:
-        raise InvalidField("credential.tenants", "is only for routers and admins")
+        raise InvalidField("credential.tenants", "is only for routers, admins and end users' keys")
+    if role is Role.TENANT and (len(message.tenants) != 1 or "*" in message.tenants):
+        raise InvalidField("credential.tenants", "an end user's key is of exactly one tenant")
     return Credential(
         id=names.parse_name(names.CREDENTIALS, message.name, "credential.name"),
         role=role,
         token_sha256=stored.token_sha256 if stored else b"",
         node=_optional(names.NODES, message.node, "credential.node"),
         tenants=_each(message.tenants, "credential.tenants", _tenant_or_any),
-        expire_time=_moment(message.expire_time, "credential.expire_time") if message.HasField("expire_time") else None,
+        expire_time=moment(message.expire_time, "credential.expire_time") if message.HasField("expire_time") else None,
         revoked=stored.revoked if stored else False,
+        certificate_identity=_certificate_identity(message.certificate_identity, role),
+        previous_token_sha256=stored.previous_token_sha256 if stored else b"",
+        previous_expire_time=stored.previous_expire_time if stored else None,
     )
+
+
+def _certificate_identity(value: str, role: Role) -> str:
+    field = "credential.certificate_identity"
+    if value and role is Role.TENANT:
+        raise InvalidField(field, "an end user's key has none")
+    if value and not _IDENTITY.fullmatch(value):
+        raise InvalidField(field, "must be a URI like spiffe://domain/path, or a DNS name")
+    return value
 
 
 def _tenant_or_any(value: str, field: str) -> str:
     return value if value == "*" else names.short(names.TENANTS, value, field)
 
 
-def _moment(value: Timestamp, field: str) -> datetime:
+def moment(value: Timestamp, field: str) -> datetime:
+    """The time in a message. Raises InvalidField."""
     try:
         return value.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError):
@@ -488,6 +508,9 @@ def _fill_credential(message: admin_pb2.Credential, credential: Credential) -> N
     if credential.expire_time is not None:
         message.expire_time.FromDatetime(credential.expire_time)
     message.revoked = credential.revoked
+    message.certificate_identity = credential.certificate_identity
+    if credential.previous_expire_time is not None:
+        message.previous_token_expire_time.FromDatetime(credential.previous_expire_time)
 
 
 CREDENTIALS: Final = Kind(
@@ -496,7 +519,7 @@ CREDENTIALS: Final = Kind(
     _in(names.CREDENTIALS),
     _credential,
     _fill_credential,
-    fixed=_OUTPUTS | {"revoked"},
+    fixed=_OUTPUTS | {"revoked", "previous_token_expire_time"},
 )
 
 

@@ -11,6 +11,7 @@ error carries exactly one google.rpc.ErrorInfo. Writes need the role admin, read
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
@@ -87,6 +88,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """A data plane: Router."""
     ROLE_ADMIN: _Role.ValueType  # 3
     ROLE_VIEWER: _Role.ValueType  # 4
+    ROLE_TENANT: _Role.ValueType  # 5
+    """An end user's key: it calls nothing itself. A data plane that is shown it acts for its tenant."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper): ...
 
@@ -97,6 +100,8 @@ ROLE_ROUTER: Role.ValueType  # 2
 """A data plane: Router."""
 ROLE_ADMIN: Role.ValueType  # 3
 ROLE_VIEWER: Role.ValueType  # 4
+ROLE_TENANT: Role.ValueType  # 5
+"""An end user's key: it calls nothing itself. A data plane that is shown it acts for its tenant."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 @_typing.final
@@ -638,6 +643,8 @@ class Credential(_message.Message):
     TENANTS_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_IDENTITY_FIELD_NUMBER: _builtins.int
+    PREVIOUS_TOKEN_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
@@ -647,13 +654,19 @@ class Credential(_message.Message):
     node: _builtins.str
     """For agents: the only node it may speak for."""
     revoked: _builtins.bool
+    certificate_identity: _builtins.str
+    """A name in client certificates that stands for it, beside its token: `spiffe://…` (a URI) or a DNS name."""
     etag: _builtins.str
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For routers: the tenants it may name; the first is its own. `*`: any."""
+        """For routers: the tenants it may name; the first is its own. `*`: any. For an end user's key: the one it is of."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def previous_token_expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Output only: until when the token of before the last rotation counts; unset: it does not."""
+
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -667,13 +680,15 @@ class Credential(_message.Message):
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         revoked: _builtins.bool = ...,
+        certificate_identity: _builtins.str = ...,
+        previous_token_expire_time: _timestamp_pb2.Timestamp | None = ...,
         etag: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "previous_token_expire_time", b"previous_token_expire_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "etag", b"etag", "expire_time", b"expire_time", "name", b"name", "node", b"node", "revoked", b"revoked", "role", b"role", "tenants", b"tenants", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_identity", b"certificate_identity", "create_time", b"create_time", "etag", b"etag", "expire_time", b"expire_time", "name", b"name", "node", b"node", "previous_token_expire_time", b"previous_token_expire_time", "revoked", b"revoked", "role", b"role", "tenants", b"tenants", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -731,17 +746,31 @@ class ListAuditEntriesRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     page_token: _builtins.str
+    principal: _builtins.str
+    """Only what this principal wrote."""
+    resource: _builtins.str
+    """Only writes of this resource and of what is below it: `tenants/acme`, `tenants`."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only from this moment on."""
+
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        resource: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "principal", b"principal", "resource", b"resource", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -993,6 +1022,60 @@ class RevokeCredentialResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevokeCredentialResponse: _TypeAlias = RevokeCredentialResponse  # noqa: Y015
+
+@_typing.final
+class RotateCredentialRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    request_id: _builtins.str
+    @_builtins.property
+    def overlap(self) -> _duration_pb2.Duration:
+        """How long the token of before stays valid beside the new one, at most 30 days. Zero or unset: not at all. While one
+        is still valid from an earlier rotation, that one stays and the newer one is replaced.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        overlap: _duration_pb2.Duration | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["overlap", b"overlap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "overlap", b"overlap", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateCredentialRequest: _TypeAlias = RotateCredentialRequest  # noqa: Y015
+
+@_typing.final
+class RotateCredentialResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """Shown this once; only its hash is kept."""
+    @_builtins.property
+    def credential(self) -> Global___Credential: ...
+    def __init__(
+        self,
+        *,
+        credential: Global___Credential | None = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateCredentialResponse: _TypeAlias = RotateCredentialResponse  # noqa: Y015
 
 @_typing.final
 class GetNodeRequest(_message.Message):

@@ -235,6 +235,11 @@ class AdminStub:
                 request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialRequest.SerializeToString,
                 response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialResponse.FromString,
                 _registered_method=True)
+        self.RotateCredential = channel.unary_unary(
+                '/headway.admin.v1.Admin/RotateCredential',
+                request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialRequest.SerializeToString,
+                response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialResponse.FromString,
+                _registered_method=True)
         self.GetNode = channel.unary_unary(
                 '/headway.admin.v1.Admin/GetNode',
                 request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.GetNodeRequest.SerializeToString,
@@ -522,6 +527,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateCredential(self, request, context):
+        """Gives it a new token; the one before stays valid for a while.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetNode(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -774,6 +786,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RevokeCredential,
                     request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialRequest.FromString,
                     response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialResponse.SerializeToString,
+            ),
+            'RotateCredential': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateCredential,
+                    request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialRequest.FromString,
+                    response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialResponse.SerializeToString,
             ),
             'GetNode': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNode,
@@ -1897,6 +1914,33 @@ class Admin:
             '/headway.admin.v1.Admin/RevokeCredential',
             headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialRequest.SerializeToString,
             headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateCredential(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.admin.v1.Admin/RotateCredential',
+            headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialRequest.SerializeToString,
+            headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialResponse.FromString,
             options,
             channel_credentials,
             insecure,

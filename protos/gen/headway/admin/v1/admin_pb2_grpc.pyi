@@ -80,6 +80,8 @@ class AdminStub:
     RollbackStrategy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RollbackStrategyRequest, _admin_pb2.RollbackStrategyResponse]
     """Restores an earlier revision as a new one."""
     RevokeCredential: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeCredentialRequest, _admin_pb2.RevokeCredentialResponse]
+    RotateCredential: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RotateCredentialRequest, _admin_pb2.RotateCredentialResponse]
+    """Gives it a new token; the one before stays valid for a while."""
     GetNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetNodeRequest, _admin_pb2.GetNodeResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]
     SetNodeState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetNodeStateRequest, _admin_pb2.SetNodeStateResponse]
@@ -137,6 +139,8 @@ class AdminAsyncStub(AdminStub):
     RollbackStrategy: _aio.UnaryUnaryMultiCallable[_admin_pb2.RollbackStrategyRequest, _admin_pb2.RollbackStrategyResponse]  # type: ignore[assignment]
     """Restores an earlier revision as a new one."""
     RevokeCredential: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeCredentialRequest, _admin_pb2.RevokeCredentialResponse]  # type: ignore[assignment]
+    RotateCredential: _aio.UnaryUnaryMultiCallable[_admin_pb2.RotateCredentialRequest, _admin_pb2.RotateCredentialResponse]  # type: ignore[assignment]
+    """Gives it a new token; the one before stays valid for a while."""
     GetNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetNodeRequest, _admin_pb2.GetNodeResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]  # type: ignore[assignment]
     SetNodeState: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetNodeStateRequest, _admin_pb2.SetNodeStateResponse]  # type: ignore[assignment]
@@ -431,6 +435,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RevokeCredentialRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RevokeCredentialResponse, _abc.Awaitable[_admin_pb2.RevokeCredentialResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def RotateCredential(
+        self,
+        request: _admin_pb2.RotateCredentialRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RotateCredentialResponse, _abc.Awaitable[_admin_pb2.RotateCredentialResponse]]:
+        """Gives it a new token; the one before stays valid for a while."""
 
     @_abc_1.abstractmethod
     def GetNode(

@@ -172,6 +172,76 @@ RESUME_STATUS_INVALID: ResumeStatus.ValueType  # 4
 Global___ResumeStatus: _TypeAlias = ResumeStatus  # noqa: Y015
 
 @_typing.final
+class IdentifyKeysRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_SHA256_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key_sha256(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """SHA-256 of each key, 32 bytes: keys themselves stay with the data plane. At most 1000."""
+
+    def __init__(
+        self,
+        *,
+        key_sha256: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_sha256", b"key_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentifyKeysRequest: _TypeAlias = IdentifyKeysRequest  # noqa: Y015
+
+@_typing.final
+class KeyIdentity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`acme`; empty: the key is unknown, expired or revoked, or of a tenant that the caller may not name."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyIdentity: _TypeAlias = KeyIdentity  # noqa: Y015
+
+@_typing.final
+class IdentifyKeysResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITIES_FIELD_NUMBER: _builtins.int
+    VALID_FOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def identities(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyIdentity]:
+        """One for each of the request, in its order."""
+
+    @_builtins.property
+    def valid_for(self) -> _duration_pb2.Duration:
+        """How long they may be remembered."""
+
+    def __init__(
+        self,
+        *,
+        identities: _abc.Iterable[Global___KeyIdentity] | None = ...,
+        valid_for: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["valid_for", b"valid_for"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identities", b"identities", "valid_for", b"valid_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentifyKeysResponse: _TypeAlias = IdentifyKeysResponse  # noqa: Y015
+
+@_typing.final
 class ChatMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
