@@ -15,6 +15,7 @@ from headway_cli.resources import resource_apps
 from headway_cli.routing import add_routing_commands
 from headway_cli.simulate import add_simulator
 from headway_cli.strategies import add_strategy_verbs
+from headway_cli.usage import add_usage
 
 __all__ = ["build"]
 
@@ -30,6 +31,7 @@ def build() -> typer.Typer:
     app.callback()(root_options)
     resources = resource_apps()
     add_strategy_verbs(resources["strategies"])
+    add_usage(resources["tenants"])
     add_token_verbs(resources["credentials"], "credentials")
     for group in (
         *resources.values(),

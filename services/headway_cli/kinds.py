@@ -116,6 +116,13 @@ def _identifier(message: Resource) -> str:
     return str(message.name.partition("/")[2])
 
 
+def _complete_model(model: pb.Model) -> None:
+    for split in model.splits.values():
+        split.gpu_group = split.gpu_group and qualified("gpuGroups", split.gpu_group)
+    if model.disruption_budget == pb.DisruptionBudget():
+        model.ClearField("disruption_budget")
+
+
 def _complete_binding(binding: pb.Binding) -> None:
     binding.gpu_group = binding.gpu_group or f"gpuGroups/{binding.name.rpartition('/')[2]}"
 
@@ -133,7 +140,8 @@ MODELS: Final = Kind(
     message=pb.Model,
     what="models of the catalogue",
     example="llama-3-8b aliases=llama,small max_context_tokens=8192",
-    columns=("name", "aliases", "tokenizer", "max_context_tokens", "discovered"),
+    columns=("name", "aliases", "tokenizer", "max_context_tokens", "splits", "disruption_budget", "discovered"),
+    complete=_complete_model,
     kept=lambda model: bool(model.discovered),
 )
 GPU_GROUPS: Final = Kind(

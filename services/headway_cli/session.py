@@ -26,6 +26,7 @@ class Output(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+    CSV = "csv"
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,10 @@ class Config(BaseSettings):
     """Routes held at once."""
     resume_grace_s: float = Field(10.0, ge=0, le=3600)
     """How long reservations of a lost stream wait for Resume."""
+    save_interval_s: float = Field(5.0, ge=0.05, le=300)
+    """How often what was learned, quotas and usage are saved: a crash loses at most this much of them."""
+    usage_retention_days: int = Field(400, ge=1, le=36_500)
+    """How long usage is kept."""
     drain_timeout_s: float = Field(30.0, ge=0, le=3600)
     """How long calls in progress may take after SIGTERM."""
     max_message_bytes: int = Field(64 * 1024 * 1024, ge=1024 * 1024)

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 __all__ = [
+    "AdapterNotAllowed",
     "AllDraining",
     "AllUnhealthy",
     "CredentialChanged",
+    "DisruptionBudgetBroken",
     "DuplicateName",
     "DuplicateNode",
+    "GroupNotFree",
     "HeadwayError",
     "HoldExpired",
     "InUse",
@@ -160,6 +163,39 @@ class InUse(HeadwayError):
         super().__init__(f"name: {name!r} is in use by {user}", field="name", resource=name, user=user)
 
 
+class GroupNotFree(InUse):
+    """A GPU group, or an endpoint in it, would belong to one tenant alone and to another as well."""
+
+    reason = "GROUP_NOT_FREE"
+
+    def __init__(self, name: str, user: str, field: str, problem: str = "") -> None:
+        HeadwayError.__init__(
+            self,
+            f"{field}: {name!r} cannot be one tenant's alone: {problem or f'{user!r} binds it too'}",
+            field=field,
+            resource=name,
+            user=user,
+        )
+
+
+class DisruptionBudgetBroken(HeadwayError):
+    """Too few of a model's endpoints would be left able to serve."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "DISRUPTION_BUDGET"
+
+    def __init__(self, name: str, model: str, left: int, required: int) -> None:
+        message = f"name: without {name!r}, {left} of the endpoints of {model!r} could serve; its disruption budget"
+        super().__init__(
+            f"{message} wants {required}",
+            field="name",
+            resource=name,
+            model=model,
+            left=str(left),
+            required=str(required),
+        )
+
+
 class NoCredential(HeadwayError):
     """No credential, or one that is unknown, expired or revoked."""
 
@@ -213,6 +249,18 @@ class ModelNotAllowed(HeadwayError):
 
     def __init__(self, tenant: str, model: str) -> None:
         super().__init__(f"model: {tenant!r} may not use {model!r}", field="model", tenant=tenant, model=model)
+
+
+class AdapterNotAllowed(HeadwayError):
+    """The tenant may not use this adapter."""
+
+    status = "PERMISSION_DENIED"
+    reason = "ADAPTER_NOT_ALLOWED"
+
+    def __init__(self, tenant: str, adapter: str) -> None:
+        super().__init__(
+            f"adapter: {tenant!r} may not use {adapter!r}", field="adapter", tenant=tenant, adapter=adapter
+        )
 
 
 class Saturated(HeadwayError):

@@ -28,6 +28,11 @@ class _SchedulerCollector(Collector):
         refusals = CounterMetricFamily("headway_refusals", "Routes refused.", labels=["reason"])
         for reason, count in scheduler.refusals.items():
             refusals.add_metric([reason], count)
+        alone = CounterMetricFamily(
+            "headway_fail_open_routes", "Routes that data planes made by themselves.", labels=["tenant"]
+        )
+        for tenant, count in scheduler.fail_open_routes.items():
+            alone.add_metric([tenant], count)
         decisions = CounterMetricFamily("headway_strategy_decisions", "Pricings that counted.", labels=["strategy"])
         failures = CounterMetricFamily("headway_strategy_failures", "Pricings discarded.", labels=["strategy"])
         for installed in scheduler.registry.installed.values():
@@ -41,6 +46,7 @@ class _SchedulerCollector(Collector):
         return [
             routes,
             refusals,
+            alone,
             decisions,
             failures,
             inflight,

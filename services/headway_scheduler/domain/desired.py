@@ -1,6 +1,7 @@
 """Desired state: what admins configured. Kept in Postgres, held in memory as one frozen snapshot."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -14,11 +15,13 @@ __all__ = [
     "BindingMode",
     "Credential",
     "DesiredState",
+    "DisruptionBudget",
     "GpuGroup",
     "Model",
     "Principal",
     "Quotas",
     "Role",
+    "Split",
     "StoredMeta",
     "StrategyBinding",
     "StrategyConfig",
@@ -38,7 +41,7 @@ class StoredMeta:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Limits of a tenant; 0 means none."""
+    """Limits of a tenant, or of a tenant for one model; 0 means none."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -47,7 +50,10 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who sends requests. `priority`: -1 best effort, 0 standard, 1 critical."""
+    """Who sends requests. `priority`: -1 best effort, 0 standard, 1 critical.
+
+    `models`, `adapters`: those it may ask for; empty: all. `model_quotas` hold within `quotas`, by the model's id.
+    """
 
     id: str
     display_name: str = ""
@@ -56,6 +62,8 @@ class Tenant:
     priority: int = 0
     quotas: Quotas = Quotas()
     models: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    model_quotas: Mapping[str, Quotas] = field(default_factory=dict)
     meta: StoredMeta | None = None
 
     @property
@@ -107,6 +115,37 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """A weighted share of a model's requests, for those of its endpoints that match all that is set."""
+
+    name: str
+    weight: float = 0.0
+    selector: Mapping[str, str] = field(default_factory=dict)
+    engine_version: str = ""
+    group: str = ""
+
+    def holds(self, labels: Mapping[str, str], engine_version: str, groups: Collection[str]) -> bool:
+        """Does an endpoint with these labels, in these groups, belong to it?"""
+        return (
+            all(labels.get(key) == value for key, value in self.selector.items())
+            and self.engine_version in ("", engine_version)
+            and (not self.group or self.group in groups)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """How many of a model's endpoints admins must leave able to serve, at least; both hold."""
+
+    min_available: int = 0
+    min_available_share: float = 0.0
+
+    def required(self, total: int) -> int:
+        """Of so many endpoints that serve the model."""
+        return max(self.min_available, math.ceil(round(self.min_available_share * total, 6)))
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """An entry of the catalogue. `discovered`: an agent reported it, no admin wrote it."""
 
@@ -115,6 +154,8 @@ class Model:
     tokenizer: str = ""
     max_context_tokens: int = 0
     discovered: bool = False
+    splits: tuple[Split, ...] = ()
+    disruption_budget: DisruptionBudget = DisruptionBudget()
     meta: StoredMeta | None = None
 
 

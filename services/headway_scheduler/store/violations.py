@@ -60,6 +60,7 @@ _CHECKS: Final[Mapping[str, tuple[str, str]]] = {
     "ck_bindings_mode": ("binding.mode", "must be dedicated, shared or burst"),
     "ck_bindings_weight": ("binding.weight", "must be > 0"),
     "ck_models_max_context_tokens": ("model.max_context_tokens", "must be >= 0"),
+    "ck_models_disruption_budget": ("model.disruption_budget", "must be >= 0, its share at most 1"),
     "ck_strategies_time_budget_us": ("strategy.time_budget_us", "must be >= 0"),
     "ck_strategy_bindings_scope": ("strategy_binding.gpu_group", "cannot be combined with a tenant or a model"),
     "ck_credentials_role": ("credential.role", "must be agent, router, admin, viewer or tenant"),

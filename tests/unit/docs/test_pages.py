@@ -132,13 +132,14 @@ def test_the_index_names_every_page() -> None:
     )
 
 
-def test_the_tests_that_operations_names_exist() -> None:
-    named = set(re.findall(r"`(test_[a-z_0-9]+|Test[A-Za-z]+)`", (DOCS / "operations.md").read_text()))
+def test_the_tests_that_pages_name_exist() -> None:
+    pages = "".join((DOCS / page).read_text() for page in ("operations.md", "tenants.md"))
+    named = set(re.findall(r"`(test_[a-z_0-9]+|Test[A-Za-z]+)`", pages))
     assert len(named) > 10
     written = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^\s*(?:async def|def|class) (\w+)", file.read_text(), re.MULTILINE)
+        for name in re.findall(r"^\s*(?:async def |def |class |)(\w+)(?: = |[(:])", file.read_text(), re.MULTILINE)
     }
     assert named <= written
 

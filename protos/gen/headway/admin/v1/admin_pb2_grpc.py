@@ -280,6 +280,11 @@ class AdminStub:
                 request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesRequest.SerializeToString,
                 response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesResponse.FromString,
                 _registered_method=True)
+        self.ListUsage = channel.unary_unary(
+                '/headway.admin.v1.Admin/ListUsage',
+                request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageRequest.SerializeToString,
+                response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -583,6 +588,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListUsage(self, request, context):
+        """What tenants consumed, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -830,6 +842,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListAuditEntries,
                     request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesRequest.FromString,
                     response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesResponse.SerializeToString,
+            ),
+            'ListUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsage,
+                    request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageRequest.FromString,
+                    response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -2156,6 +2173,33 @@ class Admin:
             '/headway.admin.v1.Admin/ListAuditEntries',
             headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesRequest.SerializeToString,
             headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.admin.v1.Admin/ListUsage',
+            headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageRequest.SerializeToString,
+            headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,6 +91,8 @@ class AdminStub:
     ListEndpoints: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListEndpointsRequest, _admin_pb2.ListEndpointsResponse]
     SetEndpointState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetEndpointStateRequest, _admin_pb2.SetEndpointStateResponse]
     ListAuditEntries: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAuditEntriesRequest, _admin_pb2.ListAuditEntriesResponse]
+    ListUsage: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListUsageRequest, _admin_pb2.ListUsageResponse]
+    """What tenants consumed, oldest first."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -149,6 +151,8 @@ class AdminAsyncStub(AdminStub):
     ListEndpoints: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListEndpointsRequest, _admin_pb2.ListEndpointsResponse]  # type: ignore[assignment]
     SetEndpointState: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetEndpointStateRequest, _admin_pb2.SetEndpointStateResponse]  # type: ignore[assignment]
     ListAuditEntries: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAuditEntriesRequest, _admin_pb2.ListAuditEntriesResponse]  # type: ignore[assignment]
+    ListUsage: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListUsageRequest, _admin_pb2.ListUsageResponse]  # type: ignore[assignment]
+    """What tenants consumed, oldest first."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Desired state, kept in Postgres. A write reaches every running scheduler before the next Route of a second later."""
@@ -498,5 +502,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListAuditEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListAuditEntriesResponse, _abc.Awaitable[_admin_pb2.ListAuditEntriesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListUsage(
+        self,
+        request: _admin_pb2.ListUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListUsageResponse, _abc.Awaitable[_admin_pb2.ListUsageResponse]]:
+        """What tenants consumed, oldest first."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

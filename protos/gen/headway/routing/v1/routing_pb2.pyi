@@ -980,6 +980,7 @@ class ResumedReservation(_message.Message):
     FIRST_TOKEN_SEEN_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    FAIL_OPEN_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     request_id: _builtins.str
     tenant: _builtins.str
@@ -992,6 +993,8 @@ class ResumedReservation(_message.Message):
     max_tokens: _builtins.int
     task_hint: Global___TaskHint.ValueType
     first_token_seen: _builtins.bool
+    fail_open: _builtins.bool
+    """The holder chose the endpoint by itself, while no scheduler answered."""
     @_builtins.property
     def started(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -1014,10 +1017,11 @@ class ResumedReservation(_message.Message):
         first_token_seen: _builtins.bool = ...,
         started: _timestamp_pb2.Timestamp | None = ...,
         blocks: Global___BlockHashes | None = ...,
+        fail_open: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "blocks", b"blocks", "max_tokens", b"max_tokens", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "adapter", b"adapter", "blocks", b"blocks", "endpoint", b"endpoint", "first_token_seen", b"first_token_seen", "matched_tokens", b"matched_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reservation_id", b"reservation_id", "started", b"started", "task_hint", b"task_hint", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "adapter", b"adapter", "blocks", b"blocks", "endpoint", b"endpoint", "fail_open", b"fail_open", "first_token_seen", b"first_token_seen", "matched_tokens", b"matched_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reservation_id", b"reservation_id", "started", b"started", "task_hint", b"task_hint", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
