@@ -5,6 +5,7 @@ Fleet: the live state, for people and dashboards."""
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -173,6 +174,13 @@ class GetStatusResponse(_message.Message):
     STRATEGIES_FIELD_NUMBER: _builtins.int
     GUARDS_FROZEN_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
+    BYPASSED_FIELD_NUMBER: _builtins.int
+    SCHEMA_REVISION_FIELD_NUMBER: _builtins.int
+    SCHEMA_EXPECTED_FIELD_NUMBER: _builtins.int
+    NOTIFICATIONS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
     scheduler: _builtins.str
     epoch: _builtins.str
     version: _builtins.str
@@ -189,12 +197,35 @@ class GetStatusResponse(_message.Message):
     """Most agents went stale at once: guards are frozen."""
     standing: _builtins.str
     """`leader`, `taking_over`, `standby`: only the leader answers Router. One that shares its database with no other leads."""
+    schema_revision: _builtins.str
+    """The database's revision, and the one that this version is made for. Empty: unknown."""
+    schema_expected: _builtins.str
+    notifications: _builtins.str
+    """Whether news of writes arrive at once: `delivered`, `missing` (a pooler between it and Postgres forgets LISTEN),
+    `unknown` (not tried yet, or no database).
+    """
     @_builtins.property
     def started(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def strategies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StrategyStatus]: ...
+    @_builtins.property
+    def bypassed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose requests Headway keeps out of: `tenants/acme`; `*`: everybody's."""
+
+    @_builtins.property
+    def certificate_expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When the certificate that it serves with ends; unset: it serves without TLS."""
+
+    @_builtins.property
+    def max_wait(self) -> _duration_pb2.Duration:
+        """The longest hold of a request that does not say."""
+
+    @_builtins.property
+    def clock(self) -> _timestamp_pb2.Timestamp:
+        """This scheduler's clock, at the answer."""
+
     def __init__(
         self,
         *,
@@ -214,14 +245,135 @@ class GetStatusResponse(_message.Message):
         strategies: _abc.Iterable[Global___StrategyStatus] | None = ...,
         guards_frozen: _builtins.bool = ...,
         standing: _builtins.str = ...,
+        bypassed: _abc.Iterable[_builtins.str] | None = ...,
+        schema_revision: _builtins.str = ...,
+        schema_expected: _builtins.str = ...,
+        notifications: _builtins.str = ...,
+        certificate_expire_time: _timestamp_pb2.Timestamp | None = ...,
+        max_wait: _duration_pb2.Duration | None = ...,
+        clock: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expire_time", b"certificate_expire_time", "clock", b"clock", "max_wait", b"max_wait", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "guards_frozen", b"guards_frozen", "holds", b"holds", "nodes", b"nodes", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypassed", b"bypassed", "certificate_expire_time", b"certificate_expire_time", "clock", b"clock", "draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "guards_frozen", b"guards_frozen", "holds", b"holds", "max_wait", b"max_wait", "nodes", b"nodes", "notifications", b"notifications", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "schema_expected", b"schema_expected", "schema_revision", b"schema_revision", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GetObservationsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetObservationsRequest: _TypeAlias = GetObservationsRequest  # noqa: Y015
+
+@_typing.final
+class Observation(_message.Message):
+    """Requests of one tenant for one model that another router, or the data plane itself, placed while Headway watched.
+    Sums, so that two answers can be subtracted.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    AGREED_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    COMPARED_FIELD_NUMBER: _builtins.int
+    PREDICTED_SERVED_MS_FIELD_NUMBER: _builtins.int
+    PREDICTED_CHOSEN_MS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_SERVED_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_CHOSEN_FIELD_NUMBER: _builtins.int
+    TIMED_FIELD_NUMBER: _builtins.int
+    ACTUAL_MS_FIELD_NUMBER: _builtins.int
+    PREDICTED_TIMED_MS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`acme`"""
+    model: _builtins.str
+    requests: _builtins.int
+    agreed: _builtins.int
+    """Those that went where Headway would have sent them at once."""
+    elsewhere: _builtins.int
+    """Those that went to an endpoint that is not known here, or not one of the tenant's for this model."""
+    held: _builtins.int
+    """Those that Headway would have held for a better place, and those that it would have refused."""
+    refused: _builtins.int
+    compared: _builtins.int
+    """Those with a predicted TTFT both there and at Headway's choice, and these predictions' sums."""
+    predicted_served_ms: _builtins.float
+    predicted_chosen_ms: _builtins.float
+    prompt_tokens: _builtins.int
+    """Of all whose endpoint is known: the prompts' tokens, those believed cached where they went, and at Headway's choice."""
+    hit_tokens_served: _builtins.int
+    hit_tokens_chosen: _builtins.int
+    timed: _builtins.int
+    """Those whose real TTFT was seen, its sum, and what was predicted for them where they went."""
+    actual_ms: _builtins.float
+    predicted_timed_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        agreed: _builtins.int = ...,
+        elsewhere: _builtins.int = ...,
+        held: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        compared: _builtins.int = ...,
+        predicted_served_ms: _builtins.float = ...,
+        predicted_chosen_ms: _builtins.float = ...,
+        prompt_tokens: _builtins.int = ...,
+        hit_tokens_served: _builtins.int = ...,
+        hit_tokens_chosen: _builtins.int = ...,
+        timed: _builtins.int = ...,
+        actual_ms: _builtins.float = ...,
+        predicted_timed_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actual_ms", b"actual_ms", "agreed", b"agreed", "compared", b"compared", "elsewhere", b"elsewhere", "held", b"held", "hit_tokens_chosen", b"hit_tokens_chosen", "hit_tokens_served", b"hit_tokens_served", "model", b"model", "predicted_chosen_ms", b"predicted_chosen_ms", "predicted_served_ms", b"predicted_served_ms", "predicted_timed_ms", b"predicted_timed_ms", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "tenant", b"tenant", "timed", b"timed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Observation: _TypeAlias = Observation  # noqa: Y015
+
+@_typing.final
+class GetObservationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def observations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Observation]: ...
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        observations: _abc.Iterable[Global___Observation] | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["observations", b"observations", "since", b"since"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetObservationsResponse: _TypeAlias = GetObservationsResponse  # noqa: Y015
 
 @_typing.final
 class DeviceState(_message.Message):
@@ -290,6 +442,7 @@ class NodeState(_message.Message):
     CLOCK_SKEW_S_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     SAMPLE_AGE_MS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`nodes/gpu-7`."""
     connected: _builtins.bool
@@ -303,6 +456,10 @@ class NodeState(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceState]: ...
+    @_builtins.property
+    def certificate_expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When the certificate that its agent showed ends; unset: it showed none."""
+
     def __init__(
         self,
         *,
@@ -315,10 +472,11 @@ class NodeState(_message.Message):
         clock_skew_s: _builtins.float = ...,
         devices: _abc.Iterable[Global___DeviceState] | None = ...,
         sample_age_ms: _builtins.float = ...,
+        certificate_expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expire_time", b"certificate_expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "clock_skew_s", b"clock_skew_s", "connected", b"connected", "devices", b"devices", "labels", b"labels", "name", b"name", "sample_age_ms", b"sample_age_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "certificate_expire_time", b"certificate_expire_time", "clock_skew_s", b"clock_skew_s", "connected", b"connected", "devices", b"devices", "labels", b"labels", "name", b"name", "sample_age_ms", b"sample_age_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,11 @@ class FleetStub:
                 request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
                 response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
                 _registered_method=True)
+        self.GetObservations = channel.unary_unary(
+                '/headway.fleet.v1.Fleet/GetObservations',
+                request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsRequest.SerializeToString,
+                response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsResponse.FromString,
+                _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/headway.fleet.v1.Fleet/WhoAmI',
                 request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WhoAmIRequest.SerializeToString,
@@ -91,6 +96,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetObservations(self, request, context):
+        """What Headway would have done with the requests that others placed while it watched, since it started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WhoAmI(self, request, context):
         """What the caller's credential is good for.
         """
@@ -120,6 +132,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.WatchFleet,
                     request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.FromString,
                     response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.SerializeToString,
+            ),
+            'GetObservations': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetObservations,
+                    request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsRequest.FromString,
+                    response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsResponse.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -236,6 +253,33 @@ class Fleet:
             '/headway.fleet.v1.Fleet/WatchFleet',
             headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
             headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetObservations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.fleet.v1.Fleet/GetObservations',
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsRequest.SerializeToString,
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

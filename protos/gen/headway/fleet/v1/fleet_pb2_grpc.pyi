@@ -38,6 +38,8 @@ class FleetStub:
     ListEndpoints: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListEndpointsRequest, _fleet_pb2.ListEndpointsResponse]
     WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]
     """The whole fleet, then what changed, at most once an interval."""
+    GetObservations: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetObservationsRequest, _fleet_pb2.GetObservationsResponse]
+    """What Headway would have done with the requests that others placed while it watched, since it started."""
     WhoAmI: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.WhoAmIRequest, _fleet_pb2.WhoAmIResponse]
     """What the caller's credential is good for."""
 
@@ -51,6 +53,8 @@ class FleetAsyncStub(FleetStub):
     ListEndpoints: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListEndpointsRequest, _fleet_pb2.ListEndpointsResponse]  # type: ignore[assignment]
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]  # type: ignore[assignment]
     """The whole fleet, then what changed, at most once an interval."""
+    GetObservations: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetObservationsRequest, _fleet_pb2.GetObservationsResponse]  # type: ignore[assignment]
+    """What Headway would have done with the requests that others placed while it watched, since it started."""
     WhoAmI: _aio.UnaryUnaryMultiCallable[_fleet_pb2.WhoAmIRequest, _fleet_pb2.WhoAmIResponse]  # type: ignore[assignment]
     """What the caller's credential is good for."""
 
@@ -85,6 +89,14 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchFleetResponse], _abc.AsyncIterator[_fleet_pb2.WatchFleetResponse]]:
         """The whole fleet, then what changed, at most once an interval."""
+
+    @_abc_1.abstractmethod
+    def GetObservations(
+        self,
+        request: _fleet_pb2.GetObservationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.GetObservationsResponse, _abc.Awaitable[_fleet_pb2.GetObservationsResponse]]:
+        """What Headway would have done with the requests that others placed while it watched, since it started."""
 
     @_abc_1.abstractmethod
     def WhoAmI(

@@ -1250,21 +1250,55 @@ class FailOpenView(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RoutedPercentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     DEFAULT_TENANT_FIELD_NUMBER: _builtins.int
+    BYPASSED_FIELD_NUMBER: _builtins.int
+    ROUTED_PERCENT_FIELD_NUMBER: _builtins.int
     default_tenant: _builtins.str
     """Whom a Route is for that names no tenant."""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailOpenView.Entry]: ...
+    @_builtins.property
+    def bypassed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose requests the data plane shall place by itself although a scheduler answers; `*`: everybody's."""
+
+    @_builtins.property
+    def routed_percent(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of a tenant's requests, how many of 100 are to be asked for here: those whose crc32 of the session id, else of the
+        request id, modulo 100 is below it. The data plane places the others by itself. A tenant that is not here: all.
+        """
+
     def __init__(
         self,
         *,
         endpoints: _abc.Iterable[Global___FailOpenView.Entry] | None = ...,
         default_tenant: _builtins.str = ...,
+        bypassed: _abc.Iterable[_builtins.str] | None = ...,
+        routed_percent: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_tenant", b"default_tenant", "endpoints", b"endpoints"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypassed", b"bypassed", "default_tenant", b"default_tenant", "endpoints", b"endpoints", "routed_percent", b"routed_percent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
