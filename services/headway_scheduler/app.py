@@ -13,6 +13,7 @@ from typing import Final
 import structlog
 
 from headway_scheduler.addresses import EngineAddresses
+from headway_scheduler.admission.observing import Observations
 from headway_scheduler.config import Config
 from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
@@ -125,6 +126,10 @@ class Scheduler:
         self.costs, self.history = self.core.costs, self.core.history
         self.registry, self.intake, self.salts = self.core.registry, self.core.intake, self.core.salts
         self.reporting = self.core.reporting
+        self.observations = Observations()
+        self.schema_revision = ""
+        self.agent_certificates: dict[str, float] = {}
+        """When those end that agents showed, by node, in seconds since 1970."""
         self.tokenizers = Tokenizers(config.tokenizers_dir)
         self.dispatcher.prefixes.tokenize = self.tokenizers.ids
         self.usage = UsageLog(f"{config.name}.{self.epoch}.", lambda: datetime.now(UTC))
@@ -146,6 +151,7 @@ class Scheduler:
     async def start(self) -> None:
         """Load the desired and the learned state, and start the tasks beside the calls."""
         await self.refresh()
+        self.schema_revision = await self.store.schema_revision()
         await self._restore(await self.store.load_learned())
         self.dispatcher.wake = self._wake
         self.core.on_discovered = self._save_discovered_soon

@@ -46,6 +46,7 @@ class SchedulerCollector(Collector):
             open_.add_metric([endpoint.id], int(fleet.columns.open[endpoint.slot]))
         return [
             *_health(scheduler),
+            *_observations(scheduler),
             routes,
             refusals,
             alone,
@@ -89,6 +90,26 @@ def _health(scheduler: Scheduler) -> "list[CounterMetricFamily | GaugeMetricFami
         refused.add_metric([model], count)
     spared = CounterMetricFamily("headway_ejections_spared", "Ejections not made.", fleet.ejections.spared)
     return [ejections, spared, ejected, panic, in_progress, refused]
+
+
+def _observations(scheduler: Scheduler) -> "list[CounterMetricFamily | GaugeMetricFamily]":
+    """What was watched, and what is bypassed. Seconds are sums over `headway_observed_compared`'s requests."""
+    labels = ["tenant", "model"]
+    seen = CounterMetricFamily("headway_observed_requests", "Requests that others placed.", labels=labels)
+    agreed = CounterMetricFamily("headway_observed_agreed", "Those that went where we would send them.", labels=labels)
+    compared = CounterMetricFamily("headway_observed_compared", "Those with both predictions.", labels=labels)
+    served = CounterMetricFamily("headway_observed_served_seconds", "TTFT predicted where they went.", labels=labels)
+    chosen = CounterMetricFamily("headway_observed_chosen_seconds", "TTFT predicted at our choice.", labels=labels)
+    for key, tally in scheduler.observations.tallies.items():
+        seen.add_metric(key, tally.requests)
+        agreed.add_metric(key, tally.agreed)
+        compared.add_metric(key, tally.compared)
+        served.add_metric(key, tally.predicted_served_ms / 1e3)
+        chosen.add_metric(key, tally.predicted_chosen_ms / 1e3)
+    bypassed = GaugeMetricFamily("headway_bypassed", "1: these requests are left alone.", labels=["tenant"])
+    for tenant in scheduler.desired.bypassed:
+        bypassed.add_metric([tenant], 1)
+    return [seen, agreed, compared, served, chosen, bypassed]
 
 
 def _authentication_failures(scheduler: Scheduler) -> CounterMetricFamily:

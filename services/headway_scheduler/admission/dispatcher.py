@@ -16,6 +16,7 @@ from headway_scheduler.admission.choosing import Choice, Chooser, names_endpoint
 from headway_scheduler.admission.explaining import Explanation, rows_of
 from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
+from headway_scheduler.admission.observing import Verdict
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
 from headway_scheduler.admission.retries import Retries, RetryConfig
@@ -266,6 +267,32 @@ class Dispatcher:
     def answered(self, work: Work, slot: int, tokens: int) -> None:
         """A request was answered with so many tokens."""
         self._booker.answered(work, slot, tokens)
+
+    # Observe
+
+    def observe(self, request: Request, owner: Owner, now: float) -> Verdict:
+        """What Route would do; nothing is reserved, and no strategy's shadow is asked."""
+        self.ledger.advance(now)
+        work = self._work(request, owner, now)
+        bound = self.registry.bound(request.tenant, request.model)
+        try:
+            choice = self._chooser.choose(work, bound, now)
+        except HeadwayError as error:
+            return Verdict(request, now, refusal=error.reason)
+        ttft = choice.priced.costs.predicted_ttft_ms
+        return Verdict(
+            request,
+            now,
+            slots=choice.slots.tolist(),
+            chosen=choice.position,
+            hits=choice.hits.tolist(),
+            ttft_ms=None if ttft is None else ttft.tolist(),
+            held=not choice.dispatchable,
+        )
+
+    def place(self, request: Request, owner: Owner, endpoint: Endpoint, matched: int, now: float) -> Reservation:
+        """Count a request where somebody else placed it. No quota is charged: it was not admitted here."""
+        return self._booker.restore(request, owner, endpoint, matched, now)
 
     # Explain
 

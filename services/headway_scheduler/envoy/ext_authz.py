@@ -18,7 +18,9 @@ from headway_openai.body import Api, parse_body
 from headway_openai.errors import ApiError
 from headway_openai.prefix import parse_prefix
 
+from headway_scheduler.admission.observing import is_routed
 from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.desired import EVERYBODY, Principal
 from headway_scheduler.envoy.destinations import any_endpoint, destinations
 from headway_scheduler.envoy.fixed_bodies import FixedBodies
 from headway_scheduler.envoy.head import DESTINATION, Head, head_of
@@ -28,15 +30,19 @@ from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.authorization import authorize
 from headway_scheduler.rpc.calls import UnaryCalls
+from headway_scheduler.rpc.convert.routing import request_from_proto
 from headway_scheduler.rpc.http_refusals import api_error
 
-__all__ = ["EXT_AUTHZ", "RESERVATION", "ExtAuthzService"]
+__all__ = ["EXT_AUTHZ", "OBSERVATION", "RESERVATION", "ExtAuthzService"]
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 EXT_AUTHZ: Final = "envoy.service.auth.v3.Authorization"
 RESERVATION: Final = "headway.reservation"
 """Where the dynamic metadata of an answer names the reservation. Clients cannot write it, engines never see it."""
+
+OBSERVATION: Final = "headway.observation"
+"""The same for a request that is only watched."""
 
 _METHOD: Final = f"/{EXT_AUTHZ}/Check"
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
@@ -77,7 +83,9 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
         http = attributes.request.http
         head = head_of({**http.headers, ":path": http.path})
         head.identify(plane, self._authenticator.user_tenant)
-        if http.method in _BODILESS:
+        if self._is_bypassed(principal, head, plane):
+            return _allowed("", head)
+        if http.method in _BODILESS and not plane.observe:
             self._scheduler.check_serves()
             tenant = self._scheduler.intake.tenant(principal, head.tenant_in(plane))
             return _allowed(any_endpoint(self._scheduler, tenant.id, None), head)
@@ -86,6 +94,9 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
         head.apply(route, plane)
         if route.model != asked:
             raise InvalidField("x-gateway-model-name-rewrite", "this plane cannot change the body")
+        observed = self._observed(route, principal, self._prompt_tokens(route, http, head), head, plane)
+        if observed:
+            return _allowed("", head, observation=observed)
         decision = await self._calls.route(
             route, principal, context.time_remaining(), self._prompt_tokens(route, http, head)
         )
@@ -98,6 +109,33 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
         return _allowed(
             destinations(decision, self._scheduler.addresses), head, decision.reservation_id, decision.endpoint.headers
         )
+
+    def _is_bypassed(self, principal: Principal, head: Head, plane: Plane) -> bool:
+        """Shall this request be left alone?"""
+        desired = self._scheduler.desired
+        if not desired.bypassed:
+            return False
+        if EVERYBODY in desired.bypassed:
+            return True
+        route = routing_pb2.RouteRequest()
+        head.apply(route, plane)
+        return desired.bypasses(self._scheduler.intake.tenant(principal, route.tenant).id)
+
+    def _observed(
+        self, route: routing_pb2.RouteRequest, principal: Principal, tokens: int | None, head: Head, plane: Plane
+    ) -> str:
+        """Watch a request that is not ours to place; the id under which the access log tells of it. Empty: it is."""
+        scheduler = self._scheduler
+        asked = scheduler.intake.tenant(principal, route.tenant)
+        if not plane.observe and asked.routed_percent >= 100:
+            return ""
+        number = scheduler.ledger.new_id()
+        request, tenant = request_from_proto(route, principal, scheduler.intake, number, tokens)
+        if not plane.observe and is_routed(tenant, request.session_id, head.values.get("x-request-id", number)):
+            return ""
+        owner = self._calls.owner(principal)
+        scheduler.observations.wait(number, scheduler.dispatcher.observe(request, owner, scheduler.clock()))
+        return number
 
     def _prompt_tokens(self, route: routing_pb2.RouteRequest, http: Http, head: Head) -> int | None:
         """The whole prompt's length, by the whole body's, where only the beginning is here."""
@@ -136,15 +174,21 @@ def _wanted(api: Api, http: Http, head: Head, plane: Plane) -> routing_pb2.Route
 
 
 def _allowed(
-    destination: str, head: Head, reservation_id: str = "", headers: Mapping[str, str] = _NONE
+    destination: str,
+    head: Head,
+    reservation_id: str = "",
+    headers: Mapping[str, str] = _NONE,
+    observation: str = "",
 ) -> external_auth_pb2.CheckResponse:
     response = external_auth_pb2.CheckResponse()
     ok = response.ok_response
-    given = {DESTINATION: destination, **headers}
+    given = {DESTINATION: destination, **headers} if destination else {}
     ok.headers.extend(_header(name, value) for name, value in given.items())
     ok.headers_to_remove.extend(name for name in head.strip if name not in given)
     if reservation_id:
         response.dynamic_metadata.fields[RESERVATION].string_value = reservation_id
+    if observation:
+        response.dynamic_metadata.fields[OBSERVATION].string_value = observation
     return response
 
 

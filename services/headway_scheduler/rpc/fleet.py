@@ -13,7 +13,7 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Role
 from headway_scheduler.domain.names import CREDENTIALS, NODES
 from headway_scheduler.rpc.authentication import LOCAL, current_identity
-from headway_scheduler.rpc.convert.fleet import endpoint_to_proto, node_to_proto, status_to_proto
+from headway_scheduler.rpc.convert.fleet import endpoint_to_proto, node_to_proto, observations_to_proto, status_to_proto
 from headway_scheduler.rpc.paging import page_of
 
 __all__ = ["FleetService"]
@@ -35,6 +35,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """How the scheduler does."""
         return status_to_proto(self._scheduler, self._version)
 
+    async def GetObservations(  # noqa: N802
+        self, request: pb.GetObservationsRequest, context: Context
+    ) -> pb.GetObservationsResponse:
+        """What would have been done with the requests that others placed."""
+        return observations_to_proto(self._scheduler)
+
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:  # noqa: N802
         """What the caller's credential is good for."""
         identity = current_identity()
@@ -55,7 +61,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         nodes = self._scheduler.fleet.nodes.values()
         page, token = page_of("nodes", nodes, lambda node: node.id, request.page_size, request.page_token)
         now = self._scheduler.clock()
-        return pb.ListNodesResponse(nodes=[node_to_proto(node, now) for node in page], next_page_token=token)
+        return pb.ListNodesResponse(
+            nodes=[node_to_proto(self._scheduler, node, now) for node in page], next_page_token=token
+        )
 
     async def ListEndpoints(  # noqa: N802
         self, request: pb.ListEndpointsRequest, context: Context
@@ -83,7 +91,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     def _changes(self, seen: dict[str, State]) -> pb.WatchFleetResponse:
         scheduler, now = self._scheduler, self._scheduler.clock()
-        nodes = [node_to_proto(node, now) for node in scheduler.fleet.nodes.values()]
+        nodes = [node_to_proto(scheduler, node, now) for node in scheduler.fleet.nodes.values()]
         endpoints = [endpoint_to_proto(scheduler, each, now) for each in scheduler.fleet.endpoints.values()]
         present: dict[str, State] = {state.name: _ageless(state) for state in nodes}
         present.update((state.name, _ageless(state)) for state in endpoints)

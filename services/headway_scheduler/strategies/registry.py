@@ -33,6 +33,8 @@ _LONGEST_ERROR: Final = 500
 log = structlog.get_logger()
 
 _LAST_RESORT: Final = StrategyConfig("round_robin", "round_robin", fallback_algorithm="round_robin")
+_PLAIN: Final = StrategyConfig("bypass", "least_request", fallback_algorithm="round_robin")
+"""For whoever asks although it is bypassed: what its data plane would do by itself."""
 
 
 class Priced(msgspec.Struct, frozen=True):
@@ -90,6 +92,7 @@ class StrategyRegistry:
         self._desired = DesiredState()
         self._bound: dict[tuple[str, str], Bound] = {}
         self._last_resort = self._build(_LAST_RESORT)
+        self._plain = self._build(_PLAIN) if _PLAIN.algorithm in algorithms else self._last_resort
 
     # Configuration
 
@@ -199,6 +202,8 @@ class StrategyRegistry:
             raise InvalidField("strategy.algorithm", problem) from None
 
     def _resolve(self, tenant: str, model: str) -> Bound:
+        if self._desired.bypasses(tenant):
+            return Bound(self._plain)
         groups = [b.group for b in sorted(self._desired.bindings, key=lambda b: b.order) if b.tenant == tenant]
         best: tuple[tuple[int, int], Installed] | None = None
         shadows = []
