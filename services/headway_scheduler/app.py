@@ -127,6 +127,8 @@ class Scheduler:
         self.registry, self.intake, self.salts = self.core.registry, self.core.intake, self.core.salts
         self.reporting = self.core.reporting
         self.observations = Observations()
+        self.steering: tuple[object, ...] = ()
+        """Whose requests are left to data planes; compared, to see whether they must be told."""
         self.schema_revision = ""
         self.agent_certificates: dict[str, float] = {}
         """When those end that agents showed, by node, in seconds since 1970."""
@@ -283,6 +285,8 @@ class Scheduler:
             if self.tokenizers.folder is not None:
                 await asyncio.to_thread(self.tokenizers.set_models, list(desired.models.values()))
             self.core.set_desired(desired)
+            shares = ((each.id, each.routed_percent) for each in desired.tenants.values() if each.routed_percent < 100)
+            self.steering = (desired.bypassed, tuple(shares))
 
     async def _follow_changes(self) -> None:
         # Closed here: left to the garbage collector, its connection would be too.

@@ -449,6 +449,7 @@ class _Step:
         _keep_defaults(before)
         if isinstance(before, Tenant):
             await self._release_credentials(before.id, force=force)
+            await self._delete_where(schema.bypasses, schema.bypasses.c.tenant == before.id)
         elif isinstance(before, GpuGroup):
             await _check_no_split(self.connection, before)
         if force:
@@ -512,7 +513,6 @@ class _Step:
         if isinstance(before, Tenant):
             await self._delete_where(schema.bindings, schema.bindings.c.tenant_id == before.id)
             await self._delete_where(schema.strategy_bindings, bound.tenant_id == before.id)
-            await self._delete_where(schema.bypasses, schema.bypasses.c.tenant == before.id)
         elif isinstance(before, GpuGroup):
             await self._delete_where(schema.bindings, schema.bindings.c.group_id == before.id)
             await self._delete_where(schema.strategy_bindings, bound.group_id == before.id)
