@@ -17,6 +17,7 @@ from headway_cli.routing import add_routing_commands
 from headway_cli.safe_way_in import bypass_app, observe_app
 from headway_cli.simulate import add_simulator
 from headway_cli.strategies import add_strategy_verbs
+from headway_cli.top import add_top
 from headway_cli.usage import add_usage
 
 __all__ = ["build"]
@@ -50,6 +51,7 @@ def build() -> typer.Typer:
     add_routing_commands(app)
     add_audit(app)
     add_doctor(app)
+    add_top(app)
     add_local_commands(app)
     add_simulator(app)
     add_benchmarks(app)

@@ -35,6 +35,9 @@ class Reporting:
     record_usage: UsageRecorder
     on_failed: Callable[[str, str], None] = lambda _tenant, _model: None
     """Called with tenant and model when an endpoint failed a request."""
+    first_tokens: int = 0
+    ttft_ms_sum: float = 0.0
+    predicted_ttft_ms_sum: float = 0.0
 
     def apply(self, owner: Owner, reservation_id: str, report: Report, now: float) -> tuple[ReportStatus, str]:
         """The status, and for INVALID what is wrong. A reservation of another principal is unknown to this one."""
@@ -65,6 +68,11 @@ class Reporting:
         if first and isinstance(work, Work):
             self.dispatcher.retries.over(work)  # it went well: what may still be tried again is not this one
             work.ttft_ms = report.ttft_ms
+            predicted_ms = reservation.predicted_ttft_ms
+            if report.ttft_ms is not None and predicted_ms is not None:
+                self.first_tokens += 1
+                self.ttft_ms_sum += report.ttft_ms
+                self.predicted_ttft_ms_sum += predicted_ms
             if work.flight is not None:
                 self.costs.first_token(work.flight, report.ttft_ms, now)
         return (ReportStatus.APPLIED if first else ReportStatus.DUPLICATE), ""

@@ -183,6 +183,9 @@ def status_to_proto(scheduler: Scheduler, version: str) -> pb.GetStatusResponse:
         schema_revision=scheduler.schema_revision,
         schema_expected=SCHEMA,
         notifications=scheduler.store.notified.value,
+        first_tokens=scheduler.reporting.first_tokens,
+        ttft_ms_sum=scheduler.reporting.ttft_ms_sum,
+        predicted_ttft_ms_sum=scheduler.reporting.predicted_ttft_ms_sum,
     )
     config = scheduler.config
     if config.tls_certificate is not None and (expires := _expiry_of(config.tls_certificate)) is not None:

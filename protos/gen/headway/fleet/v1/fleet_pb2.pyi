@@ -181,6 +181,9 @@ class GetStatusResponse(_message.Message):
     CERTIFICATE_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     MAX_WAIT_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
+    FIRST_TOKENS_FIELD_NUMBER: _builtins.int
+    TTFT_MS_SUM_FIELD_NUMBER: _builtins.int
+    PREDICTED_TTFT_MS_SUM_FIELD_NUMBER: _builtins.int
     scheduler: _builtins.str
     epoch: _builtins.str
     version: _builtins.str
@@ -204,6 +207,10 @@ class GetStatusResponse(_message.Message):
     """Whether news of writes arrive at once: `delivered`, `missing` (a pooler between it and Postgres forgets LISTEN),
     `unknown` (not tried yet, or no database).
     """
+    first_tokens: _builtins.int
+    """Requests whose first token was reported, the sum of their TTFTs, and what was predicted for them."""
+    ttft_ms_sum: _builtins.float
+    predicted_ttft_ms_sum: _builtins.float
     @_builtins.property
     def started(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -252,10 +259,13 @@ class GetStatusResponse(_message.Message):
         certificate_expire_time: _timestamp_pb2.Timestamp | None = ...,
         max_wait: _duration_pb2.Duration | None = ...,
         clock: _timestamp_pb2.Timestamp | None = ...,
+        first_tokens: _builtins.int = ...,
+        ttft_ms_sum: _builtins.float = ...,
+        predicted_ttft_ms_sum: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expire_time", b"certificate_expire_time", "clock", b"clock", "max_wait", b"max_wait", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypassed", b"bypassed", "certificate_expire_time", b"certificate_expire_time", "clock", b"clock", "draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "guards_frozen", b"guards_frozen", "holds", b"holds", "max_wait", b"max_wait", "nodes", b"nodes", "notifications", b"notifications", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "schema_expected", b"schema_expected", "schema_revision", b"schema_revision", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypassed", b"bypassed", "certificate_expire_time", b"certificate_expire_time", "clock", b"clock", "draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "first_tokens", b"first_tokens", "guards_frozen", b"guards_frozen", "holds", b"holds", "max_wait", b"max_wait", "nodes", b"nodes", "notifications", b"notifications", "predicted_ttft_ms_sum", b"predicted_ttft_ms_sum", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "schema_expected", b"schema_expected", "schema_revision", b"schema_revision", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "ttft_ms_sum", b"ttft_ms_sum", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
