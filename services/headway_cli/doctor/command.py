@@ -78,5 +78,14 @@ def _print(session: Session, findings: list[Finding]) -> None:
     for finding in findings:
         print_text(f"{finding.severity.name.lower():8}{finding.where}: {finding.what}")
         print_text(f"{'':8}→ {finding.fix}  [{finding.check}]")
-    counts = [f"{sum(each.severity is s for each in findings)} {s.name.lower()}" for s in reversed(Severity)]
-    print_text(", ".join(counts) if findings else "nothing found: it is well")
+    print_text(_counts(findings) if findings else "nothing found: it is well")
+
+
+def _counts(findings: list[Finding]) -> str:
+    numbers = {severity: sum(each.severity is severity for each in findings) for severity in reversed(Severity)}
+    nouns = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "worth knowing"}
+    told = []
+    for severity, number in numbers.items():
+        plural = "s" if number != 1 and severity is not Severity.INFO else ""
+        told.append(f"{number} {nouns[severity]}{plural}")
+    return ", ".join(told)

@@ -196,7 +196,7 @@ class Tenant(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """`tenants/acme`; the id matches [a-z]([a-z0-9-]{0,61}[a-z0-9])?."""
+    """`tenants/acme`; the id matches `[a-z]([a-z0-9-]{0,61}[a-z0-9])?`."""
     display_name: _builtins.str
     isolation_domain: _builtins.str
     """What may share a KV cache. Empty: the tenant alone."""
