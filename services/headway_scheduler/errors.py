@@ -24,6 +24,7 @@ __all__ = [
     "QueueFull",
     "RequestIdInUse",
     "Saturated",
+    "Shed",
     "ShuttingDown",
     "StaleEtag",
     "Standby",
@@ -208,6 +209,12 @@ class QueueFull(Saturated):
     """Too many calls are held already."""
 
     reason = "QUEUE_FULL"
+
+
+class Shed(Saturated):
+    """It was held as best effort, the queue was full, and a call of a higher priority took its place."""
+
+    reason = "SHED"
 
 
 class TenantRequests(Saturated):

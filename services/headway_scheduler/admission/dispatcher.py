@@ -4,24 +4,27 @@ Nothing here awaits: a decision and its reservation are one turn of the event lo
 between them. Time is passed in; a simulator drives the same object.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from headway_scheduler.admission.booking import Booker
-from headway_scheduler.admission.choosing import Chooser, names_endpoint
+from headway_scheduler.admission.choosing import Choice, Chooser, names_endpoint
+from headway_scheduler.admission.drain import DrainRates, Pool
 from headway_scheduler.admission.explaining import Explanation, rows_of
-from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
+from headway_scheduler.admission.fairness import DEFAULT_WEIGHTS, FairShare, ServiceWeights
+from headway_scheduler.admission.holds import DEFAULT_LIMITS, Hold, HoldLimits, HoldOrder, Holds, Line, Waiter, Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Tenant
 from headway_scheduler.domain.request import Request
-from headway_scheduler.errors import HeadwayError, HoldExpired, NoEndpoints, QueueFull, RequestIdInUse, Saturated
+from headway_scheduler.errors import HeadwayError, HoldExpired, NoEndpoints, QueueFull, RequestIdInUse, Saturated, Shed
 from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.fleet.ledger import EndCause, Ledger, Owner, Reservation
@@ -39,6 +42,9 @@ _URGENT_MS: Final = 5_000.0
 _URGENT_PREFILLS: Final = 3.0
 _URGENT_SHARE: Final = 0.5
 _AGEING: Final = 0.3
+_TIDY_S: Final = 1.0
+_BELIEVED_SERVED: Final = frozenset({EndCause.EXPIRED, EndCause.ORPHANED})
+"""Ends of which nobody told anything: the request was most likely served as expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,9 @@ class DispatcherConfig:
 
     default_max_wait_s: float = 30.0
     deadline_margin_s: float = 0.1
-    max_holds: int = 10_000
+    limits: HoldLimits = DEFAULT_LIMITS
+    order: HoldOrder = HoldOrder.FAIR
+    service: ServiceWeights = DEFAULT_WEIGHTS
     holds_per_pass: int = 256
     fallbacks: int = 3
     max_index_blocks: int = 4096
@@ -81,7 +89,8 @@ class Dispatcher:
     ) -> None:
         self.config = config or DispatcherConfig()
         self.fleet, self.ledger, self.registry = fleet, ledger, registry
-        self.holds = Holds(self.config.max_holds)
+        self.holds = Holds(self.config.limits)
+        self.fair = FairShare(fleet.arenas, self.config.service)
         self.quotas = QuotaBook()
         self.wake: Callable[[], None] = lambda: None
         self.settled_at = float("-inf")
@@ -103,9 +112,8 @@ class Dispatcher:
             max_index_blocks=self.config.max_index_blocks,
             kv_quantile=self.config.kv_quantile,
         )
-        self._random = random
-        self._end_interval_s = 1.0
-        self._last_end: float | None = None
+        self._drain = DrainRates(random)
+        self._tidied_at = float("-inf")
         self.guards = self._chooser.guards
         ledger.on_end.append(self._on_end)
         ledger.on_room.append(self._on_room)
@@ -166,12 +174,14 @@ class Dispatcher:
         self.ledger.advance(now)
         tentative = Tentative(self.fleet.columns.capacity)
         full: set[tuple[object, ...]] = set()
-        tried: dict[tuple[object, ...], int] = {}
-        for hold in self.holds.in_order(lambda work: self._rank(work, now)):
+        tried: dict[Pool, int] = {}
+        strict = self.config.order is HoldOrder.STRICT
+        for hold in list(self._line(now)):
             pool, part = _pool_of(hold.work.request)
-            if pool in full or part in full or tried.get(pool, 0) >= self.config.holds_per_pass:
+            where = self._where(hold.work.request)
+            if pool in full or part in full or where in full or tried.get(where, 0) >= self.config.holds_per_pass:
                 continue
-            tried[pool] = tried.get(pool, 0) + 1
+            tried[where] = tried.get(where, 0) + 1
             try:
                 decision, waits_late = self._dispatch(hold.work, now, tentative)
             except HeadwayError:
@@ -184,6 +194,8 @@ class Dispatcher:
                 if self.holds.remove(hold):
                     self._share(decision, hold)
                     hold.settle(decision)
+            elif strict:
+                full.add(where)
             elif not waits_late:
                 full.add(part)
 
@@ -194,6 +206,9 @@ class Dispatcher:
             refusal = self._expired(waiter.hold, now)
             self.give_up(waiter)
             waiter.answer(refusal)
+        if now - self._tidied_at >= _TIDY_S:
+            self._tidied_at = now
+            self.fair.tidy(self.holds.tenants)
 
     def refuse_holds(self, error: HeadwayError) -> None:
         """Answer every hold with `error`: the scheduler goes away."""
@@ -238,7 +253,7 @@ class Dispatcher:
         why = self._booker.why(work, choice, int(choice.hit_tokens), choice.predicted_ttft_ms, now)
         held = not choice.dispatchable
         if held and self._max_wait(request) <= 0:
-            refusal = self._saturated()
+            refusal = self._saturated(request, now)
         return Explanation(why, rows, refusal, held and refusal is None)
 
     # Inside
@@ -274,7 +289,7 @@ class Dispatcher:
                 raise
             refusal, choice = error, None
         if choice is not None and choice.dispatchable and not work.patient:
-            return self._booker.reserve(work, choice, now)  # it may not wait: first come, first served
+            return self._reserve_before_others(work, choice, now)
         waiter = self._hold(work, now, deadline, refusal)
         settled: list[Decision | HeadwayError] = []
         waiter.answer = settled.append
@@ -290,14 +305,47 @@ class Dispatcher:
         """Choose and reserve; None where it must wait, and then whether it waits for one endpoint, bound late."""
         bound = self.registry.bound(work.request.tenant, work.request.model)
         choice = self._chooser.choose(work, bound, now, tentative)
+        work.cached = choice.hit_tokens
         if choice.dispatchable:
             self._chooser.watch(work, bound, choice, now)
+            if self.config.order.is_fair:
+                self.fair.charge(work, choice.slot, work.cached, waited=tentative is not None)
             return self._booker.reserve(work, choice, now), False
         if not choice.binds_late:
             return None, False
         if tentative is not None:
             tentative.add(choice.slot, self._booker.prefill_ms(work, choice))
         return None, True
+
+    def _reserve_before_others(self, work: Work, choice: Choice, now: float) -> Decision:
+        """It may not wait while others do: at once, if its tenant is not behind one of those, else not at all."""
+        request = work.request
+        if self.config.order.is_fair:
+            others = [t for p, lines in self.holds.bands() if p >= request.priority for t in lines]
+            if request.tenant not in others:
+                self.fair.begin_to_wait(request.tenant, self.holds.waiting_in(request.priority))
+            if self.fair.is_behind(request.tenant, others):
+                raise self._saturated(request, now)
+            self.fair.charge(work, choice.slot, choice.hit_tokens, waited=True)
+        return self._booker.reserve(work, choice, now)
+
+    def _line(self, now: float) -> Iterator[Hold]:
+        """All holds in the order of service, whether or not there is room for them: priority first."""
+        order = self.config.order
+        for _, lines in self.holds.bands():
+            if order is HoldOrder.FAIR:
+                yield from self.fair.interleave(
+                    {t: self._shortest_first(line.values(), now) for t, line in lines.items()}
+                )
+            elif order is HoldOrder.STRICT:
+                yield from self.fair.interleave({t: list(line.values()) for t, line in lines.items()})
+            else:
+                together = _all_of(lines)
+                shortest = order is HoldOrder.SHORTEST
+                yield from self._shortest_first(together, now) if shortest else together
+
+    def _shortest_first(self, holds: Iterable[Hold], now: float) -> list[Hold]:
+        return sorted(holds, key=lambda hold: self._rank(hold.work, now))
 
     def _rank(self, work: Work, now: float) -> tuple[int, float]:
         """The order among holds of one priority: shortest uncached prefill first, with ageing and a hard cap.
@@ -332,7 +380,7 @@ class Dispatcher:
         """Move a live reservation to where `work`, its retry, may still go: it keeps its place, so it does not wait."""
         choice = self._chooser.choose(work, self.registry.bound(work.request.tenant, work.request.model), now)
         if not choice.dispatchable and not choice.binds_late:
-            raise self._saturated()
+            raise self._saturated(work.request, now)
         self.move(live, self.fleet.by_slot[choice.slot], now)
         self._booker.count(choice.slot)
         if before.decision is not None:
@@ -341,9 +389,20 @@ class Dispatcher:
 
     def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError | None) -> Waiter:
         """Keep the request waiting; where it may not wait, raise `otherwise`, or Saturated."""
-        until = self._until(work.request, now, deadline, otherwise)
-        if len(self.holds) >= self.holds.limit:
-            raise QueueFull(f"{self.holds.limit} calls are held already", retry_after_s=self._retry_after())
+        request = work.request
+        until = self._until(request, now, deadline, otherwise)
+        victims = self.holds.make_room(work)
+        if victims is None:
+            message = "as many calls are held already, or as many bytes of prompts, as may be"
+            raise QueueFull(message, retry_after_s=self._retry_after(request, now))
+        for victim in victims:
+            message = "a best-effort call was held, and gave its place to one of a higher priority"
+            refusal = Shed(message, retry_after_s=self._retry_after(victim.work.request, now))
+            self._let_go(victim)
+            victim.settle(refusal)
+        lines = self.holds.waiting_in(request.priority)
+        if request.tenant not in lines:
+            self.fair.begin_to_wait(request.tenant, lines)
         hold = Hold(work)
         self.holds.add(hold)
         return hold.join(work.owner, until)
@@ -366,7 +425,7 @@ class Dispatcher:
         if deadline is not None:
             until = min(until, deadline - self.config.deadline_margin_s)
         if until <= now:
-            raise otherwise or self._saturated()
+            raise otherwise or self._saturated(request, now)
         return until
 
     def _max_wait(self, request: Request) -> float:
@@ -375,24 +434,33 @@ class Dispatcher:
     def _expired(self, hold: Hold, now: float) -> HeadwayError:
         waited = now - hold.work.submitted_at
         message = f"no endpoint became free within {waited:.1f} s"
-        return HoldExpired(message, retry_after_s=self._retry_after())
+        return HoldExpired(message, retry_after_s=self._retry_after(hold.work.request, now))
 
-    def _saturated(self) -> Saturated:
-        return Saturated("every endpoint that could serve it is busy", retry_after_s=self._retry_after())
+    def _saturated(self, request: Request, now: float) -> Saturated:
+        return Saturated("every endpoint that could serve it is busy", retry_after_s=self._retry_after(request, now))
 
-    def _retry_after(self) -> float:
-        """When to come back: as long as the holds ahead take at the measured drain rate; jittered, never zero."""
-        wait = (len(self.holds) + 1) * self._end_interval_s
-        return max(0.5, min(30.0, wait)) * float(self._random.uniform(1.0, 1.5))
+    def _where(self, request: Request) -> Pool:
+        """Where it competes, and for which model."""
+        return (self.fair.arena_of(request.tenant) or f"tenant/{request.tenant}", request.model)
+
+    def _retry_after(self, request: Request, now: float) -> float:
+        """When to come back: as long as those that wait in its pool take, at the rate at which that drains."""
+        where = self._where(request)
+        waiting = self.holds.tenants.items()
+        ahead = sum(
+            count for tenant, count in waiting if tenant == request.tenant or self.fair.arena_of(tenant) == where[0]
+        )
+        return self._drain.retry_after_s(where, ahead, now)
 
     def _on_end(self, reservation: Reservation, cause: EndCause, now: float) -> None:
-        if self._last_end is not None:
-            # Exponentially weighted over about the last 20 ends.
-            self._end_interval_s += 0.05 * (min(now - self._last_end, 10.0) - self._end_interval_s)
-        self._last_end = now
         work = reservation.attachment
-        if cause is not EndCause.REPORTED and isinstance(work, Work):
-            self.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0)
+        if not isinstance(work, Work):
+            return
+        self._drain.ended(self._where(work.request), now)
+        if cause is EndCause.REPORTED:
+            return  # what it used is settled by who reported it
+        self.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0)
+        self.fair.settle(work, None if cause in _BELIEVED_SERVED else 0.0)
 
     def _on_room(self) -> None:
         if len(self.holds):
@@ -402,6 +470,11 @@ class Dispatcher:
 def _same(before: Work, work: Work) -> bool:
     """Is it a retry, and not another request under the same id?"""
     return before.request.model == work.request.model and before.identity in (None, work.identity)
+
+
+def _all_of(lines: Mapping[str, Line]) -> list[Hold]:
+    """Every tenant's holds, first come first."""
+    return sorted(chain.from_iterable(line.values() for line in lines.values()), key=lambda hold: hold.number)
 
 
 def _pool_of(request: Request) -> tuple[tuple[object, ...], tuple[object, ...]]:

@@ -19,6 +19,7 @@ from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSa
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.errors import DuplicateNode
+from headway_scheduler.fleet.arenas import Arenas, arenas_of
 from headway_scheduler.fleet.columns import Columns, Pool, Slots
 from headway_scheduler.fleet.health import Ejections
 
@@ -152,6 +153,7 @@ class Fleet:
         self._open: dict[tuple[str, str, str], tuple[Pool, Pool]] = {}
         self._open_version = -1
         self._alone: dict[str, int] | None = None
+        self._arenas: Arenas | None = None
 
     # What agents say
 
@@ -349,6 +351,14 @@ class Fleet:
             self._alone = _alone(self._desired, self.endpoints)
         return self._alone.get(domain, 0)
 
+    def arenas(self) -> Arenas:
+        """Who competes with whom, and where."""
+        if self._arenas is None:
+            competing = len(self._desired.bindings) > 1
+            groups = {each.slot: self.groups_of(each) for each in self.endpoints.values()} if competing else {}
+            self._arenas = arenas_of(self._desired, groups)
+        return self._arenas
+
     def hard_guards(self, endpoint: Endpoint) -> list[str]:
         """Why it must not be chosen, the admin's word first; empty: it may."""
         found = []
@@ -495,6 +505,7 @@ class Fleet:
         self._candidates.clear()
         self._tenant_slots.clear()
         self._alone = None
+        self._arenas = None
         self.refresh_guards(endpoints)
 
 
