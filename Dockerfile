@@ -22,7 +22,8 @@ RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
 FROM python:3.11-slim-bookworm
 RUN useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin headway
 COPY --from=build /opt/headway /opt/headway
-ENV PATH=/opt/headway/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib
+ENV PATH=/opt/headway/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=/tmp/matplotlib \
+    NUMBA_CACHE_DIR=/tmp/numba
 WORKDIR /tmp
 USER 10001:10001
 CMD ["headway", "--help"]

@@ -1,15 +1,16 @@
 """Candidates and their prices: pool ∩ GPU groups ∩ subset − excluded − hard guards, then the strategy's costs."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from headway_scheduler.admission.guards import SoftGuards
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
+from headway_scheduler.admission.ranking import first
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.errors import AllDraining, AllUnhealthy, HeadwayError, NoEndpoints
@@ -26,12 +27,11 @@ __all__ = ["Choice", "Chooser", "names_endpoint"]
 
 BoolColumn = npt.NDArray[np.bool_]
 _EMPTY: Final = np.zeros(0, np.int32)
-_SORTED_WHOLE: Final = 256
-"""So many candidates are sorted as fast as searched."""
+_NONE_BLOCKED: Final = np.zeros(0, np.bool_)
+_NOBODY: Final = np.zeros(0)
 
 
-@dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct, eq=False):
     """A priced set of candidates. `order` holds the positions in `slots` of the best ones, the chosen first.
 
     `slot`: the chosen one's; `dispatchable`: it may be given now; `binds_late`: if not, it is waited for and no other
@@ -155,17 +155,15 @@ class Chooser:
         late = work.patient and not work.urgent
         guards = priced.guards if late else priced.guards - {SoftGuard.KV_ROOM}
         prompt_tokens = work.request.prompt_tokens
-        # Cheapest first; ties: fewest in flight, then longest not chosen.
-        costs, count = priced.costs.cost, min(self._ranked, len(slots))
         if window_ms is None:
             # What may not be dispatched now comes last: take another.
             blocked = self.guards.forbidden(guards, view, prompt_tokens)
-            order = _first(count, blocked, lambda: (costs, view.inflight, view.last_chosen))
+            order = self._order(view, priced.costs.cost, blocked)
             slot, dispatchable = int(slots[order[0]]), not blocked[order[0]]
         else:
             # Late binding: wait for the best one rather than take another (FIELD.md, What to beat).
-            order = _first(count, costs, lambda: (view.inflight, view.last_chosen))
-            slot = int(slots[order[0]])
+            order = self._order(view, priced.costs.cost, _NONE_BLOCKED)
+            slot = slots.item(order[0])
             queued = self._fleet.columns.prefill_us.item(slot) / 1e3
             ahead = tentative is not None and tentative.holds(slot)
             forbidden = self.guards.forbids(guards, view, order[0], prompt_tokens)
@@ -185,6 +183,21 @@ class Chooser:
             lambda: {each.value: them for each, them in self.guards.blocked(guards, view, prompt_tokens).items()},
         )
 
+    def _order(self, view: View, cost: FloatColumn, blocked: BoolColumn) -> list[int]:
+        """Cheapest first; ties: fewest in flight, then longest not chosen."""
+        columns, tentative = self._fleet.columns, view.tentative
+        found: list[int] = first(
+            self._ranked,
+            blocked,
+            cost,
+            columns.inflight,
+            columns.external,
+            _NOBODY if tentative is None else tentative.inflight,
+            columns.last_chosen,
+            view.slots,
+        ).tolist()
+        return found
+
     def _view(self, work: Work, pool: Pool, match: Match | Exact, tentative: Tentative | None) -> View:
         columns, place = self._fleet.columns, pool.place
         return View(
@@ -195,7 +208,7 @@ class Chooser:
             self._random,
             tentative,
             lambda _: match.transfer_ms(place, columns.capacity, self._transfer_ms),
-            lambda hits, uses: self._prefixes.demand.invested(work.chain, hits, uses),
+            lambda: self._prefixes.demand.asked(work.chain),
             place,
         )
 
@@ -219,35 +232,6 @@ class Chooser:
         if all(any(state is not SchedulingState.ACTIVE for state in pair) for pair in states):
             return AllDraining(f"all endpoints of {model!r} are cordoned or draining", model=model, tenant=tenant)
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
-
-
-def _first(count: int, lead: npt.NDArray[Any], others: Callable[[], Sequence[npt.NDArray[Any]]]) -> list[int]:
-    """The first `count` positions by `lead`, ties by the other keys, the more important first, then by position.
-
-    As np.lexsort would have it; but of many candidates those that are not among the first are never sorted, and where
-    there are no ties the other keys are never found.
-    """
-    if len(lead) <= _SORTED_WHOLE:
-        return _sorted(lead, others())[:count]
-    found: list[int] = []
-    left = lead.astype(np.float64)  # a copy, where what was found is struck out
-    while len(found) < count:
-        lowest = left.min()
-        if np.isinf(lowest):
-            return _sorted(lead, others())[:count]
-        tied = np.flatnonzero(left == lowest)
-        if len(tied) > 1:
-            rest = [key[tied] for key in others()]
-            wanted = count - len(found)
-            tied = tied[_first(wanted, rest[0], lambda rest=rest: rest[1:]) if rest else slice(wanted)]  # type: ignore[misc]
-        found += tied.tolist()
-        left[tied] = np.inf
-    return found
-
-
-def _sorted(lead: npt.NDArray[Any], others: Sequence[npt.NDArray[Any]]) -> list[int]:
-    found: list[int] = np.lexsort((*others[::-1], lead)).tolist()
-    return found
 
 
 def names_endpoint(endpoint_id: str, address: str, names: frozenset[str]) -> bool:

@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+import msgspec
+
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
 from headway_scheduler.errors import HeadwayError
@@ -47,8 +49,7 @@ class Charge(msgspec.Struct, gc=False):
     service: float
 
 
-@dataclass(slots=True, eq=False)
-class Work:
+class Work(msgspec.Struct, eq=False):
     """A request being decided, with what is computed once for it. Times: scheduler clock, seconds.
 
     `identity` tells a retry from another request under the same id; None: not known. `kv_output` is the answer that

@@ -5,12 +5,12 @@ floats from telemetry, NaN where unknown, written by the fleet. *Learned*: the c
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BOOKED", "Columns", "FloatColumn", "IntColumn", "Load", "Place", "Pool", "Slots"]
+__all__ = ["BOOKED", "Columns", "FloatColumn", "FloatMatrix", "IntColumn", "Place", "Pool", "Slots"]
 
 IntColumn = npt.NDArray[np.int64]
 FloatColumn = npt.NDArray[np.float64]
@@ -143,11 +143,6 @@ class Columns:
     budget_tokens: FloatColumn = field(default_factory=_unknown)
     """New tokens a step may hold, `budget`."""
 
-    # Derived: kept by `load`.
-    touched: set[int] = field(default_factory=set)
-    """Slots of which something changed that `load` follows from: whoever writes it adds the slot."""
-    _load: FloatMatrix | None = None
-
     @property
     def capacity(self) -> int:
         """How many slots there is room for."""
@@ -159,84 +154,12 @@ class Columns:
         for name in _COLUMNS:
             old, blank = getattr(self, name), getattr(fresh, name)
             setattr(self, name, np.concatenate([old, np.full(len(old), blank[0], old.dtype)]))
-        self._load = None
 
     def reset(self, slot: int) -> None:
         """Make `slot` as new. Its booked columns must be zero already: every reservation there has ended."""
         fresh = Columns()
         for name in _COLUMNS:
             getattr(self, name)[slot] = getattr(fresh, name)[0]
-        self.touched.add(slot)
-
-    def load(self) -> FloatMatrix:
-        """What every price is made of, for all slots: a row for each of Load's fields. Not to be written or kept.
-
-        Between two decisions two or three slots change, so only theirs are computed anew.
-        """
-        found = self._load
-        if found is None or len(self.touched) > self.capacity >> 4:
-            found = self._load = self._whole_load()
-        else:
-            for slot in self.touched:
-                self._update(found, slot)
-        self.touched.clear()
-        return found
-
-    def _whole_load(self) -> FloatMatrix:
-        decoding, queued = self.decoding + self.external, self.prefill_tokens.astype(np.float64)
-        return np.stack(
-            (
-                self.inflight + self.external,
-                decoding,
-                queued,
-                self.prefill_work_us / 1e3,
-                self.base_ms + self.ctx_ms * self.context_tokens,
-                (decoding > 0.0) | (queued > 0.0),
-                self.tok_ms,
-                self.base_ms,
-                self.pair_ms,
-                self.ctx_ms,
-                self.budget_tokens,
-            )
-        )
-
-    def _update(self, load: FloatMatrix, slot: int) -> None:
-        """The same for one slot, in plain numbers."""
-        external, base_ms, ctx_ms = self.external.item(slot), self.base_ms.item(slot), self.ctx_ms.item(slot)
-        decoding, queued = self.decoding.item(slot) + external, self.prefill_tokens.item(slot)
-        load[:, slot] = (
-            self.inflight.item(slot) + external,
-            decoding,
-            queued,
-            self.prefill_work_us.item(slot) / 1e3,
-            base_ms + ctx_ms * self.context_tokens.item(slot),
-            decoding > 0.0 or queued > 0,
-            self.tok_ms.item(slot),
-            base_ms,
-            self.pair_ms.item(slot),
-            ctx_ms,
-            self.budget_tokens.item(slot),
-        )
 
 
-class Load(NamedTuple):
-    """What every price is made of, in the order of `Columns.load`'s rows; in milliseconds and tokens.
-
-    `inflight` and `decoding` count those of others too; `step_ms`: a step without new tokens; `busy`: 1 where anything
-    is queued or decodes, else 0.
-    """
-
-    inflight: FloatColumn
-    decoding: FloatColumn
-    queued_tokens: FloatColumn
-    queued_work_ms: FloatColumn
-    step_ms: FloatColumn
-    busy: FloatColumn
-    tok_ms: FloatColumn
-    base_ms: FloatColumn
-    pair_ms: FloatColumn
-    ctx_ms: FloatColumn
-    budget_tokens: FloatColumn
-
-
-_COLUMNS: Final = [each.name for each in fields(Columns) if each.name not in ("touched", "_load")]
+_COLUMNS: Final = [each.name for each in fields(Columns)]

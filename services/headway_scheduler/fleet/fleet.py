@@ -258,13 +258,24 @@ class Fleet:
     # What admins want
 
     def set_desired(self, desired: DesiredState) -> None:
-        """Take over groups, bindings and scheduling states."""
-        self._desired = desired
-        for node in self.nodes.values():
-            node.state = desired.node_states.get(node.id, SchedulingState.ACTIVE)
-        for endpoint in self.endpoints.values():
-            endpoint.state = desired.endpoint_states.get(endpoint.id, SchedulingState.ACTIVE)
-        self._changed(self.endpoints.values())
+        """Take over groups, bindings and scheduling states. What did not change costs nothing: fleets are large."""
+        before, self._desired = self._desired, desired
+        changed: list[Endpoint] = []
+        for node_id in before.node_states.keys() | desired.node_states.keys():
+            node, state = self.nodes.get(node_id), desired.node_states.get(node_id, SchedulingState.ACTIVE)
+            if node is not None and node.state is not state:
+                node.state = state
+                changed.extend(node.endpoints.values())
+        for endpoint_id in before.endpoint_states.keys() | desired.endpoint_states.keys():
+            endpoint = self.endpoints.get(endpoint_id)
+            state = desired.endpoint_states.get(endpoint_id, SchedulingState.ACTIVE)
+            if endpoint is not None and endpoint.state is not state:
+                endpoint.state = state
+                changed.append(endpoint)
+        if _who_may_use_what(before) != _who_may_use_what(desired):
+            self._changed(changed)
+        else:
+            self.refresh_guards(changed)
 
     def forget_node(self, node_id: str) -> None:
         """Remove a node and its endpoints."""
@@ -438,7 +449,6 @@ class Fleet:
         external = max(0.0, seen - float(columns.inflight[slot]))
         if external != columns.external[slot]:
             columns.external[slot] = external
-            columns.touched.add(slot)
 
     def _apply_devices(self, endpoint: Endpoint) -> None:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot
@@ -507,6 +517,12 @@ class Fleet:
         self._alone = None
         self._arenas = None
         self.refresh_guards(endpoints)
+
+
+def _who_may_use_what(desired: DesiredState) -> tuple[object, ...]:
+    """All that candidates follow from, of what admins configured."""
+    domains = {tenant.id: tenant.domain for tenant in desired.tenants.values()}
+    return desired.groups, desired.bindings, domains
 
 
 def tenant_slots(

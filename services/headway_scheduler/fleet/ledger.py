@@ -64,8 +64,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     prefill_work_us: int = 0
 
 
-@dataclass(slots=True)
-class Leg:
+class Leg(msgspec.Struct, eq=False):
     """A place on one endpoint: `prefilling` until its first token."""
 
     slot: int
@@ -95,8 +94,7 @@ class Owner:
     reservations: set[str] = field(default_factory=set)
 
 
-@dataclass(slots=True, eq=False)
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """A request's place: one leg, or two when prefill and decode are apart. Times: scheduler clock, seconds.
 
     `claims` counts its owner's calls that were answered with it. `prefill_due` and `expires_at` are when time itself
@@ -312,7 +310,6 @@ class Ledger:
     def _add(self, leg: Leg) -> None:
         """Count a leg: what `Leg.booked` says of it. Entry by entry, what is zero left out, since it is a hot path."""
         c, slot, booking = self._columns, leg.slot, leg.booking
-        c.touched.add(slot)
         c.inflight[slot] += 1
         c.weight_micro[slot] += booking.weight_micro
         c.kv_tokens[slot] += booking.kv_tokens
@@ -327,7 +324,6 @@ class Ledger:
 
     def _subtract(self, leg: Leg) -> None:
         c, slot, booking = self._columns, leg.slot, leg.booking
-        c.touched.add(slot)
         c.inflight[slot] -= 1
         c.weight_micro[slot] -= booking.weight_micro
         c.kv_tokens[slot] -= booking.kv_tokens
@@ -345,7 +341,6 @@ class Ledger:
         for leg in reservation.legs:
             if leg.prefilling:
                 slot, booking = leg.slot, leg.booking
-                c.touched.add(slot)
                 c.prefill_us[slot] -= booking.prefill_us
                 c.prefill_tokens[slot] -= booking.prefill_tokens
                 c.prefill_work_us[slot] -= booking.prefill_work_us

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headway_scheduler.compiling import compiled
 from headway_scheduler.index.hashing import Chain
 
 __all__ = ["NOTHING", "ChainIndex", "FloatArray", "Match", "Place", "mark", "slots_in"]
@@ -57,19 +58,22 @@ _SLICE: Final = 1000
 """Blocks of a dropped endpoint taken out at once: about a millisecond."""
 _MOST_WAITING: Final = 1000
 """Chains given to an endpoint while what it held before is still being taken out."""
-_FEW: Final = 6
-"""So many bits of a mask are found one by one sooner than all at once."""
 
 
 def mark(entries: FloatArray, mask: int, value: float) -> None:
     """Write `value` to the entry of each slot of a mask; as many entries as there is room for slots."""
-    if mask.bit_count() > _FEW:
-        np.putmask(entries, _bits(mask, len(entries)), value)
-        return
-    while mask:
-        top = mask.bit_length() - 1
-        entries[top] = value
-        mask ^= 1 << top
+    _mark(entries, np.frombuffer(mask.to_bytes((mask.bit_length() + 7) >> 3, "little"), np.uint8), value)
+
+
+@compiled("void(float64[::1], Array(uint8, 1, 'C', readonly=True), float64)")
+def _mark(entries: FloatArray, mask: npt.NDArray[np.uint8], value: float) -> None:
+    for number in range(len(mask)):
+        bits, slot = mask[number], 8 * number
+        while bits:
+            if bits & 1:
+                entries[slot] = value
+            bits >>= 1
+            slot += 1
 
 
 def _bits(mask: int, capacity: int) -> npt.NDArray[np.bool_]:

@@ -14,11 +14,15 @@ import numpy as np
 from headway_scheduler.index.chain import FloatArray
 from headway_scheduler.index.hashing import Chain
 
-__all__ = ["Demand"]
+__all__ = ["Asked", "Demand"]
+
+Asked = tuple[FloatArray, FloatArray]
+"""Depths of shared prefixes, in tokens, the shortest first, and the requests in flight that begin with each."""
+
+_NOBODY: Final[Asked] = (np.zeros(0), np.zeros(0))
 
 _LEAST: Final = 2
 """Requests in flight, beside the one that asks, that make a prefix shared: one more may be the same session's."""
-_MANY: Final = 256
 
 
 def _looked_at(deepest: int) -> list[int]:
@@ -65,13 +69,9 @@ class Demand:
             shared = depth
         return shared * chain.block_tokens
 
-    def invested(self, chain: Chain, hits: FloatArray, uses: float) -> FloatArray | None:
-        """Of the tokens that each candidate lacks, those that others will use there; None: none.
-
-        `hits`: what each candidate holds, in tokens. Each request in flight with a prefix stands for `uses` to come,
-        shared among its holders and the new one: that share of its prefill, less one's own, is an investment.
-        """
-        depths, asking = [0.0], []
+    def asked(self, chain: Chain) -> Asked:
+        """Which prefixes of this chain are shared, and by how many in flight."""
+        depths, asking = [], []
         for depth, value in zip(self._depths, self._prefixes(chain), strict=False):
             count = self._counts.get(value, 0)
             if count < _LEAST:
@@ -79,24 +79,8 @@ class Demand:
             depths.append(depth * chain.block_tokens)
             asking.append(count)
         if not asking:
-            return None
-        sparse = len(hits) > _MANY  # of a large fleet few endpoints hold anything of a prompt
-        some = np.flatnonzero(hits) if sparse else None
-        held = hits if some is None else hits.take(some)
-        lacking = np.sort(held).searchsorted(depths[1:]).tolist()
-        invested = [0.0]
-        for number, count in enumerate(asking):
-            users = uses * count / (len(held) - lacking[number] + 1)
-            part = 1.0 - 1.0 / max(1.0, users)
-            invested.append(invested[-1] + part * (depths[number + 1] - depths[number]))
-        if not invested[-1]:
-            return None
-        found: FloatArray = invested[-1] - np.interp(held, depths, invested)
-        if some is None:
-            return found
-        everywhere = np.full(len(hits), invested[-1])
-        everywhere[some] = found
-        return everywhere
+            return _NOBODY
+        return np.array(depths, np.float64), np.array(asking, np.float64)
 
     def _prefixes(self, chain: Chain) -> Sequence[int]:
         hashes = chain.hashes

@@ -5,6 +5,7 @@ are written into the fleet's columns, where strategies read them.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +22,8 @@ __all__ = ["CostModel", "prefill_ms", "prefill_work_ms"]
 
 _FORMAT: Final = 1
 _MOST_KEPT: Final = 20_000
+_AT_ONCE: Final = 200
+"""Endpoints saved in one turn: about a millisecond."""
 _OVERHEAD_MS: Final = 5.0
 """The unit of the data plane's own time: networks and proxies take a few milliseconds."""
 
@@ -142,8 +145,20 @@ class CostModel:
 
     def dump(self) -> bytes:
         """The learned state, for the store."""
-        kept = {key: estimator.save() for key, estimator in self._learned.items() if estimator.observations}
-        return msgspec.json.encode(_Saved(_FORMAT, kept))
+        return b"".join(self.dumping())
+
+    def dumping(self) -> Iterator[bytes]:
+        """The same in parts, each made when it is asked for: of a large fleet, all at once would stop decisions."""
+        yield b'{"format":%d,"endpoints":{' % _FORMAT
+        behind = b""
+        learned = list(self._learned.items())
+        for start in range(0, len(learned), _AT_ONCE):
+            part = learned[start : start + _AT_ONCE]
+            kept = {key: estimator.save() for key, estimator in part if estimator.observations}
+            if kept:
+                yield behind + msgspec.json.encode(kept)[1:-1]
+                behind = b","
+        yield b"}}"
 
     def restore(self, state: bytes) -> None:
         """Take over a saved state. Raises ValueError, and changes nothing, where it cannot be read."""
@@ -194,7 +209,6 @@ class CostModel:
         found = self._prior(installed) if estimator is None else estimator.coefficients
         c.tok_ms[slot], c.base_ms[slot], c.pair_ms[slot], c.ctx_ms[slot], _ = found
         c.budget_tokens[slot] = installed.prior.budget_tokens
-        c.touched.add(slot)
 
 
 def _engine_of(key: str) -> str:

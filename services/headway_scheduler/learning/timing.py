@@ -11,6 +11,7 @@ Amounts are as the engine counted them (cached tokens from its usage), where it 
 """
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,8 +50,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     noise_ms: float
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """A request on its way through an engine. Times: scheduler clock, seconds. `usable`: its times mean something."""
 
     slot: int
@@ -66,17 +66,13 @@ class Flight:
     seen: "_Done | None" = None
 
 
-@dataclass(slots=True)
-class _Done:
+class _Done(msgspec.Struct, eq=False):
     """What an endpoint has done so far: prefill in tokens and pairs, and context and batch times seconds of decode."""
 
     tokens: float = 0.0
     pairs: float = 0.0
     context_s: float = 0.0
     batch_s: float = 0.0
-
-    def copy(self) -> "_Done":
-        return _Done(self.tokens, self.pairs, self.context_s, self.batch_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -144,7 +140,7 @@ class Timing:
         tokens, pairs, steps = _prefill_amounts(self._columns, flight.slot, [flight])
         track.done.tokens += max(0.0, tokens - FREE_TOKENS * steps)
         track.done.pairs += pairs
-        flight.seen = track.done.copy()
+        flight.seen = copy(track.done)
         if same_step and flight.period is not None:  # decodes that begin with this step do not wait for its prefills
             for member in flight.period.members:
                 if member.seen is not None and member.first_at is not None and member.first_at >= same_step:

@@ -14,20 +14,17 @@ cost  = TTFT
       − tok·invested                                     what it prefills there for others, too
 """
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.fleet.columns import FloatColumn
 from headway_scheduler.learning.priors import FREE_TOKENS
 from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.pricing import COST, NONE, PREFILL, TTFT, price
 
 __all__ = ["Adaptive"]
-
-_STEPS_SEEN: Final = 1.5
-"""Steps that a request meets before its first token: its own, and half of the one it arrives in."""
 
 
 class AdaptiveParameters(Parameters):
@@ -68,29 +65,34 @@ class Adaptive:
 
     def cost(self, request: Request, view: View, now: float) -> Costs:
         """Price each candidate."""
-        inflight, decoding, queued, queued_ms, step, busy, tok, base, pair, ctx, budget = view.load()
-        prompt, ones = request.prompt_tokens, _filled(len(view), 1.0)
-        hit = np.minimum(view.hit_tokens, _filled(len(view), max(0, prompt - 1)))
-        uncached = prompt - hit
-        work = tok * uncached + pair * uncached * (hit + uncached / 2)
-        prefill = work + base * np.maximum(ones, uncached / budget)
-        # When the first token will be there.
-        steps = np.maximum(ones, (queued + uncached) / budget)
-        free = (FREE_TOKENS - decoding) * tok * steps
-        ttft = np.maximum(_filled(len(view), 0.0), queued_ms + work - free) + step * (steps + 0.5 * busy)
-        transfer = view.transfer_ms
-        if transfer is not None:
-            ttft, prefill = ttft + transfer, prefill + transfer
-        delays = self.parameters.externality * prefill + _STEPS_SEEN * (ctx * prompt + tok)
-        cost = ttft + delays * inflight
-        invested = view.invested_tokens(self.parameters.replication) if self.parameters.replication else None
-        if invested is not None:
-            cost = cost - tok * np.minimum(invested, uncached)
-        return Costs(cost, ttft, prefill)
-
-
-def _filled(count: int, value: float) -> FloatColumn:
-    """An array of one value: numpy compares two arrays several times as fast as an array and a number."""
-    found = np.empty(count)
-    found.fill(value)
-    return found
+        c, tentative = view.columns, view.tentative
+        ahead, ahead_ms = (NONE, NONE) if tentative is None else (tentative.inflight, tentative.prefill_ms)
+        depths, asking = view.demand if self.parameters.replication else (NONE, NONE)
+        transfer_ms = view.transfer_ms
+        found = np.empty((3, len(view)))
+        price(
+            c.inflight,
+            c.decoding,
+            c.prefill_tokens,
+            c.prefill_work_us,
+            c.context_tokens,
+            c.external,
+            c.tok_ms,
+            c.base_ms,
+            c.pair_ms,
+            c.ctx_ms,
+            c.budget_tokens,
+            view.slots,
+            view.hit_tokens,
+            NONE if transfer_ms is None else transfer_ms,
+            ahead,
+            ahead_ms,
+            depths,
+            asking,
+            request.prompt_tokens,
+            FREE_TOKENS,
+            self.parameters.externality,
+            self.parameters.replication,
+            found,
+        )
+        return Costs(found[COST], found[TTFT], found[PREFILL])

@@ -6,7 +6,7 @@ breaks ties; guards and holds are admission's.
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -14,11 +14,13 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.fleet.columns import Columns, FloatColumn, Load, Place, Slots
+from headway_scheduler.fleet.columns import Columns, FloatColumn, Place, Slots
+from headway_scheduler.index.demand import Asked
 
 __all__ = ["BindsLate", "Costs", "Parameters", "SoftGuard", "Strategy", "Tentative", "View"]
 
 BoolColumn = npt.NDArray[np.bool_]
+_NOBODY: Final[Asked] = (np.zeros(0), np.zeros(0))
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -73,8 +75,8 @@ class View:
 
     __slots__ = (
         "_columns",
+        "_find_demand",
         "_find_hits",
-        "_find_invested",
         "_find_similar",
         "_find_transfer",
         "_hits",
@@ -94,7 +96,7 @@ class View:
         random: np.random.Generator,
         tentative: Tentative | None = None,
         find_transfer: Callable[[Slots], FloatColumn | None] | None = None,
-        find_invested: Callable[[FloatColumn, float], FloatColumn | None] | None = None,
+        find_demand: Callable[[], Asked] | None = None,
         place: Place | None = None,
     ) -> None:
         self.slots = slots
@@ -105,7 +107,7 @@ class View:
         self._random = random
         self._tentative = tentative
         self._find_transfer = find_transfer
-        self._find_invested = find_invested
+        self._find_demand = find_demand
         self._hits: FloatColumn | None = None
         self._inflight: FloatColumn | None = None
 
@@ -122,14 +124,10 @@ class View:
         place = self._place
         return column[place] if isinstance(place, slice) else column.take(place)
 
-    def load(self) -> Load:
-        """All that a price is made of, at once; what `read` says of its arrays goes for these too."""
-        rows, place, tentative = self._columns.load(), self._place, self._tentative
-        found = Load(*(rows[:, place] if isinstance(place, slice) else rows.take(place, axis=1)))
-        if tentative is None:
-            return found
-        queued_ms = found.queued_work_ms + self.read(tentative.prefill_ms)
-        return found._replace(inflight=found.inflight + self.read(tentative.inflight), queued_work_ms=queued_ms)
+    @property
+    def tentative(self) -> Tentative | None:
+        """What requests ahead in the line will add; None: there are none."""
+        return self._tentative
 
     @property
     def inflight(self) -> FloatColumn:
@@ -248,12 +246,10 @@ class View:
         """What it takes to bring hit tokens from a farther tier to the GPU, in milliseconds; None: nothing anywhere."""
         return None if self._find_transfer is None else self._find_transfer(self.slots)
 
-    def invested_tokens(self, uses: float) -> FloatColumn | None:
-        """Of the tokens of the prompt not cached there, those that others will use there; None: none.
-
-        `uses`: how many to come each request in flight with the same prefix stands for.
-        """
-        return None if self._find_invested is None else self._find_invested(self.hit_tokens, uses)
+    @property
+    def demand(self) -> Asked:
+        """How many requests in flight begin as this prompt does (see Asked)."""
+        return _NOBODY if self._find_demand is None else self._find_demand()
 
     @property
     def similar(self) -> BoolColumn:

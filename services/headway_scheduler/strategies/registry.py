@@ -7,7 +7,6 @@ configuration names; one that keeps failing is tripped for a while and says so.
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -16,9 +15,11 @@ import numpy as np
 import structlog
 from pydantic import ValidationError
 
+from headway_scheduler.compiling import compiled
 from headway_scheduler.domain.desired import DesiredState, StrategyConfig
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import InvalidField, UnknownResource
+from headway_scheduler.fleet.columns import FloatColumn
 from headway_scheduler.strategies.base import BindsLate, Costs, SoftGuard, Strategy, View
 from headway_scheduler.strategies.stopwatch import Stopwatch
 
@@ -242,12 +243,33 @@ def _described(error: Exception) -> str:
 
 
 def _checked(costs: Costs, count: int) -> Costs:
+    ttft = costs.predicted_ttft_ms
     if costs.cost.shape != (count,):
         raise ValueError(f"{costs.cost.shape} costs for {count} candidates")
-    # The lowest of all is NaN if any is; a sum is finite only if each is.
-    if count and np.isnan(costs.cost[costs.cost.argmin()]):
+    cost = _plain(costs.cost)
+    if _any_nan(cost):
         raise ValueError("a cost is not a number")
-    ttft = costs.predicted_ttft_ms
-    if ttft is not None and (ttft.shape != (count,) or not isfinite(np.add.reduce(ttft))):
+    if ttft is not None and (ttft.shape != (count,) or not _all_finite(_plain(ttft))):
         raise ValueError("a predicted TTFT is not a finite number")
-    return costs
+    return costs if cost is costs.cost else Costs(cost, ttft, costs.prefill_ms)
+
+
+def _plain(column: FloatColumn) -> FloatColumn:
+    """The same as compiled functions want it; a strategy may make it in any way it likes."""
+    return np.ascontiguousarray(column, np.float64)
+
+
+@compiled("boolean(float64[::1])")
+def _any_nan(column: FloatColumn) -> bool:
+    for each in column:  # noqa: SIM110 - numba compiles no generators
+        if np.isnan(each):
+            return True
+    return False
+
+
+@compiled("boolean(float64[::1])")
+def _all_finite(column: FloatColumn) -> bool:
+    for each in column:  # noqa: SIM110
+        if not np.isfinite(each):
+            return False
+    return True

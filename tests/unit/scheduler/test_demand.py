@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from headway_scheduler.index.demand import Demand
 from headway_scheduler.index.hashing import Chain
+from headway_scheduler.strategies.pricing import at_depth, invested_by_depth
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +16,10 @@ def chain(*hashes):
 
 
 def invested(demand, wanted, *hits, uses=1.0):
-    found = demand.invested(wanted, np.array(hits, float), uses)
-    return None if found is None else found.tolist()
+    """Of the tokens that each candidate lacks, those that others will use there; None: none anywhere."""
+    depths, asking = demand.asked(wanted)
+    found = invested_by_depth(np.array(hits, float), depths, asking, uses)
+    return [found[-1] - at_depth(float(each), depths, found) for each in hits] if found[-1] else None
 
 
 def test_nothing_in_flight_is_no_demand():
@@ -79,7 +82,8 @@ def test_never_more_than_what_is_missing(depths, hits, uses):
     for depth in depths:
         demand.begin(chain(*range(1, depth + 1)))
     wanted = chain(*range(1, 41))
-    found = demand.invested(wanted, np.array(hits), uses)
+    found = invested(demand, wanted, *hits, uses=uses)
     if found is not None:
+        found = np.array(found)
         assert (found >= -1e-9).all()
         assert (found <= np.maximum(0.0, 40 * BLOCK - np.array(hits)) + 1e-6).all()

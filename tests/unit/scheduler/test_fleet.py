@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 from fakes.rig import Rig, desired_state, device_sample, engine_sample, gpu, spec
-from headway_scheduler.domain.desired import Binding, BindingMode, GpuGroup, Model, Tenant
+from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Model, Tenant
 from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceKind, DeviceSample
 from headway_scheduler.domain.endpoint import EngineRole, SchedulingState
 from headway_scheduler.domain.measurement import UNKNOWN, Measurement, MissingReason
 from headway_scheduler.errors import DuplicateNode
 from headway_scheduler.fleet.columns import Columns
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def slots_of(rig, tenant):
@@ -413,3 +415,62 @@ def test_engines_that_run_only_one_leg_serve_no_whole_request():
     rig = Rig()
     rig.connect("n", spec(1), spec(2, role=EngineRole.PREFILL), spec(3, role=EngineRole.DECODE))
     assert rig.fleet.pool("m").tolist() == [rig.slot(1)]
+
+
+STATES = st.sampled_from(list(SchedulingState))
+NAMES = st.sampled_from([f"10.0.0.{number}:8000@0" for number in range(1, 5)])
+DESIRED = st.fixed_dictionaries(
+    {
+        "endpoint_states": st.dictionaries(NAMES, STATES, max_size=3),
+        "node_states": st.dictionaries(st.sampled_from(["a", "b"]), STATES, max_size=2),
+        "groups": st.sampled_from(
+            [
+                {"all": GpuGroup("all", all=True)},
+                {"all": GpuGroup("all", nodes=("a",))},
+                {"all": GpuGroup("all", endpoints=("10.0.0.4:8000@0",))},
+            ]
+        ),
+        "tenants": st.sampled_from(
+            [
+                {"default": Tenant("default")},
+                {"default": Tenant("default"), "other": Tenant("other")},
+                {"default": Tenant("default", isolation_domain="x"), "other": Tenant("other")},
+            ]
+        ),
+        "bindings": st.sampled_from(
+            [
+                (Binding("default", "all"),),
+                (Binding("default", "all"), Binding("other", "all")),
+                (Binding("other", "all", BindingMode.DEDICATED),),
+            ]
+        ),
+    }
+)
+
+
+@given(st.lists(DESIRED, min_size=1, max_size=5))
+def test_what_admins_change_is_as_if_it_had_always_been_so(states):
+    rig = Rig()
+    fresh = None
+    for number, state in enumerate(states):
+        desired = DesiredState(version=number + 1, **state)
+        fresh = Rig()
+        for each in (rig, fresh):
+            if each is fresh or number == 0:
+                each.connect("a", spec(1), spec(2))
+                each.connect("b", spec(3), spec(4))
+            each.fleet.set_desired(desired)
+        for tenant in ("default", "other"):
+            own, burst = rig.fleet.open_candidates(tenant, "m", "")
+            wanted, spare = fresh.fleet.open_candidates(tenant, "m", "")
+            assert (own.slots.tolist(), burst.slots.tolist()) == (wanted.slots.tolist(), spare.slots.tolist())
+        for domain in ("tenant/default", "tenant/other", "domain/x"):
+            assert rig.fleet.serving_only(domain) == fresh.fleet.serving_only(domain)
+
+
+def test_a_write_that_concerns_no_endpoint_makes_no_candidates_anew():
+    rig = Rig()
+    rig.endpoints(3)
+    before = rig.fleet.open_candidates("default", "m", "")
+    rig.bind("least_request")
+    assert rig.fleet.open_candidates("default", "m", "") is before

@@ -148,7 +148,9 @@ class TestAffinity:
         rig.ledger.move(
             rig.ledger.find(rig.busy.reservation_id),
             [
-                replace(leg, booking=structs.replace(leg.booking, prefill_us=5_000_000, prefill_work_us=5_000_000))
+                structs.replace(
+                    leg, booking=structs.replace(leg.booking, prefill_us=5_000_000, prefill_work_us=5_000_000)
+                )
                 for leg in self.legs(rig)
             ],
             rig.clock.now,
