@@ -114,6 +114,16 @@ class Chooser:
         overflow = self._price(work, bound, open_spare, match, now, tentative)
         return overflow if overflow.dispatchable or not len(open_own) else choice
 
+    def may_take(self, request: Request, bound: Bound) -> bool:
+        """Is a hold worth pricing? Not where a strategy binds late and all endpoints have a whole window queued."""
+        window_ms = bound.active.window_ms
+        if window_ms is None:
+            return True
+        limit_us, prefill_us = window_ms * 1e3 / self._time_scale, self._fleet.columns.prefill_us
+        pools = self._fleet.open_candidates(request.tenant, request.model, request.adapter)
+        queued = [int(prefill_us[pool.place].min()) for pool in pools if len(pool)]
+        return not queued or min(queued) < limit_us
+
     def watch(self, work: Work, bound: Bound, choice: Choice, now: float) -> None:
         """Let the shadows price what was chosen."""
         for shadow in bound.shadows:

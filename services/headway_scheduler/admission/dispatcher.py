@@ -182,6 +182,10 @@ class Dispatcher:
             if pool in full or part in full or where in full or tried.get(where, 0) >= self.config.holds_per_pass:
                 continue
             tried[where] = tried.get(where, 0) + 1
+            bound = self.registry.bound(hold.work.request.tenant, hold.work.request.model)
+            if not self._chooser.may_take(hold.work.request, bound):
+                full.add(pool)
+                continue
             try:
                 decision, waits_late = self._dispatch(hold.work, now, tentative)
             except HeadwayError:

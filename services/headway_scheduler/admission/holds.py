@@ -8,8 +8,6 @@ from typing import Final
 
 import msgspec
 
-import msgspec
-
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
 from headway_scheduler.errors import HeadwayError
