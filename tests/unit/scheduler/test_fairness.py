@@ -386,7 +386,7 @@ class TestBoundedQueue:
 
 class TestRetryAfter:
     def refusal(self, contest, tenant="a"):
-        sent = contest.send(tenant, 100, max_wait_s=0.001)
+        sent = contest.send(tenant, 200_000, max_wait_s=0.001)
         contest.run(contest.now + 0.1)
         assert isinstance(sent.outcome, HoldExpired)
         return sent.outcome.retry_after_s
