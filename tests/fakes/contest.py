@@ -97,6 +97,7 @@ class Contest:
         """Let time pass."""
         while self.events and self.events[0][0] <= until:
             self.now, _, event = heapq.heappop(self.events)
+            self.core.dispatcher.advance(self.now)
             event()
             self._passes()
         self.now = until
