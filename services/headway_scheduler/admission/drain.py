@@ -11,7 +11,7 @@ Pool = tuple[str, str]
 """Where requests compete: the arena (or the tenant that is in none) and the model."""
 
 _RATE: Final = 0.05
-"""An exponential mean over about the last 20 ends."""
+"""An exponential mean over about the last 20 ends; over all while there are fewer."""
 _BEFORE_ANY_S: Final = 1.0
 _LEAST_S: Final = 0.5
 _MOST_S: Final = 30.0
@@ -22,6 +22,7 @@ _MOST_POOLS: Final = 10_000
 class _Drain:
     interval_s: float
     ended_at: float
+    intervals: int = 0
 
 
 class DrainRates:
@@ -39,7 +40,9 @@ class DrainRates:
             if len(self._pools) >= _MOST_POOLS:
                 del self._pools[next(iter(self._pools))]  # the one that has been silent for longest
         else:
-            drain.interval_s += _RATE * (min(now - drain.ended_at, _MOST_S) - drain.interval_s)
+            drain.intervals += 1
+            rate = max(_RATE, 1 / drain.intervals)
+            drain.interval_s += rate * (min(now - drain.ended_at, _MOST_S) - drain.interval_s)
             drain.ended_at = now
         self._pools[pool] = drain
 

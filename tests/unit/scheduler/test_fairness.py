@@ -395,9 +395,9 @@ class TestRetryAfter:
         waits = []
         for tokens in (1000, 8000):
             contest = Contest({"a": 1.0}, hold_limits=HoldLimits(count=1000))
-            for _ in range(60):
+            for _ in range(30):
                 contest.send("a", tokens)
-            contest.run(3.0)
+            contest.run(2.0)
             left = contest.waiting("a")
             waits.append(self.refusal(contest) / left)
         assert waits[1] > 3 * waits[0], "each of those ahead takes eight times as long"
