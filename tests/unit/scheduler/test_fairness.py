@@ -393,9 +393,9 @@ class TestRetryAfter:
 
     def test_follows_the_measured_rate_and_the_line(self):
         waits = []
-        for tokens in (1000, 8000):
-            contest = Contest({"a": 1.0}, hold_limits=HoldLimits(count=1000))
-            for _ in range(30):
+        for tokens, count in ((1000, 60), (8000, 30)):
+            contest = Contest({"a": 1.0})
+            for _ in range(count):
                 contest.send("a", tokens)
             contest.run(2.0)
             left = contest.waiting("a")
