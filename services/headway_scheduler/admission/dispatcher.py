@@ -339,7 +339,7 @@ class Dispatcher:
         for _, lines in self.holds.bands():
             if order is HoldOrder.FAIR:
                 yield from self.fair.interleave(
-                    {t: self._shortest_first(line.values(), now) for t, line in lines.items()}
+                    {t: self._fair_line(t, line.values(), now) for t, line in lines.items()}
                 )
             elif order is HoldOrder.STRICT:
                 yield from self.fair.interleave({t: list(line.values()) for t, line in lines.items()})
@@ -347,6 +347,23 @@ class Dispatcher:
                 together = _all_of(lines)
                 shortest = order is HoldOrder.SHORTEST
                 yield from self._shortest_first(together, now) if shortest else together
+
+    def _fair_line(self, tenant: str, holds: Iterable[Hold], now: float) -> list[Hold]:
+        """A tenant's line. What waits long behind others of its own tenant is urgent among those alone.
+
+        Only who has been the first for long takes its place in a full engine's own queue: else a flood, all of which
+        waits long, would go where what others send may not.
+        """
+        line = self._shortest_first(holds, now)
+        if self.fair.arena_of(tenant) is None:
+            return line
+        for hold in line:
+            hold.work.urgent = False
+        first = line[0].work
+        if first.first_at is None:
+            first.first_at = now
+        first.urgent = (now - first.first_at) * 1e3 > self._cap_ms(first)
+        return line
 
     def _shortest_first(self, holds: Iterable[Hold], now: float) -> list[Hold]:
         return sorted(holds, key=lambda hold: self._rank(hold.work, now))
@@ -359,12 +376,14 @@ class Dispatcher:
         its hold expires.
         """
         waited_ms = (now - work.submitted_at) * 1e3
-        cap_ms = max(_URGENT_MS / self.config.time_scale, _URGENT_PREFILLS * work.least_prefill_ms)
-        cap_ms = min(cap_ms, _URGENT_SHARE * self._max_wait(work.request) * 1e3)
-        work.urgent = waited_ms > cap_ms
+        work.urgent = waited_ms > self._cap_ms(work)
         if work.urgent:
             return (0, -waited_ms)
         return (1, work.least_prefill_ms - _AGEING * waited_ms)
+
+    def _cap_ms(self, work: Work) -> float:
+        cap_ms = max(_URGENT_MS / self.config.time_scale, _URGENT_PREFILLS * work.least_prefill_ms)
+        return min(cap_ms, _URGENT_SHARE * self._max_wait(work.request) * 1e3)
 
     def _again(self, live: Reservation, work: Work, now: float) -> Decision:
         """The same request once more: the same answer; elsewhere only if its endpoint is excluded now."""

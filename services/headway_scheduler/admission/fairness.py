@@ -6,8 +6,9 @@ A tenant's counter in an arena is the service it got there, over its weight:
 
 It is charged when a request is dispatched, on what is expected of it, and settled when it ends. Of those that wait, the
 tenant with the least counter is next. One that begins to wait is lifted to the least counter of those that wait
-already, or to where the last request of a tenant not waiting began: it has no arrears, and no debts of a time when
-nobody competed (start-time fair queueing, Goyal et al., 1996).
+already, or to what the counter of whoever was dispatched last was before that, if it was less (start-time fair
+queueing, Goyal et al., 1996): it has no arrears, no debts of a time when nobody competed, and is not behind a tenant
+that is always there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -220,10 +221,7 @@ class FairShare:
     def _lift(self, arena: str, tenant: str, others: Iterable[str]) -> None:
         counters, by_tenant = self._of(arena), self._arenas().by_tenant
         found = counters.by_tenant
-        least = counters.floor
-        waiting = [
-            found.get(t, counters.floor) for t in others if (a := by_tenant.get(t)) is not None and a.id == arena
-        ]
-        if waiting:
-            least = min(waiting)
+        floor = counters.floor
+        waiting = [found.get(t, floor) for t in others if (a := by_tenant.get(t)) is not None and a.id == arena]
+        least = min([floor, *waiting])
         found[tenant] = max(found.get(tenant, least), least)

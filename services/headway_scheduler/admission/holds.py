@@ -56,7 +56,7 @@ class Work(msgspec.Struct, eq=False):
     `least_prefill_ms` is its prefill on the best candidate, as last priced;
     `urgent`: it has waited so long that it goes before all others of its priority;
     `patient`: it may be held at all; `cached`: of its prompt where it would go, as last priced; `charge`: what its
-    tenant was charged for it (`fairness`).
+    tenant was charged for it (`fairness`); `first_at`: since when it is the first of its tenant's line.
     """
 
     request: Request
@@ -80,6 +80,7 @@ class Work(msgspec.Struct, eq=False):
     patient: bool = True
     cached: float = 0.0
     charge: Charge | None = None
+    first_at: float | None = None
 
     @property
     def data(self) -> bytes:
