@@ -116,12 +116,12 @@ def _mixed_tenants(seed: int) -> OpenWorkload:
 _TENANT_CHAT: Final = SessionKind(
     system_tokens=512,
     turns=(1, 4),
-    first_tokens=Lengths(400, most=4000),
-    output_tokens=Lengths(150, most=1000),
+    first_tokens=Lengths(600, most=4000),
+    output_tokens=Lengths(40, most=300),
     think_s=4.0,
 )
-_QUIET_PER_S: Final = 3.0
-_TENANTS_S: Final = 50.0
+_QUIET_PER_S: Final = 4.0
+_TENANTS_S: Final = 30.0
 
 
 def _chats_of(seed: int, **rates_per_s: float) -> OpenWorkload:
@@ -151,7 +151,7 @@ WORKLOADS: Final[Mapping[str, NamedWorkload]] = {
     "bursty": NamedWorkload(_bursty, "6 sessions a second, and ten times as many during 5 seconds of every 30"),
     QUIET: NamedWorkload(
         lambda seed: _chats_of(seed, quiet=_QUIET_PER_S),
-        "one tenant's chats, 3 sessions a second; for four engines, as the two below",
+        "one tenant's chats, 4 sessions a second; for four engines, as the two below",
         tenants=("quiet",),
     ),
     FLOOD: NamedWorkload(
@@ -160,7 +160,7 @@ WORKLOADS: Final[Mapping[str, NamedWorkload]] = {
         tenants=("quiet", "noisy"),
     ),
     EQUALS: NamedWorkload(
-        lambda seed: _chats_of(seed, a=8.0, b=9.0, c=10.0, d=11.0),
+        lambda seed: _chats_of(seed, a=9.0, b=10.0, c=11.0, d=12.0),
         "four tenants of one weight, each of which alone asks for more than its quarter of the fleet",
         tenants=("a", "b", "c", "d"),
     ),
