@@ -55,6 +55,10 @@ class HeadwayError(Exception):
         self.retry_after_s = retry_after_s
         self.facts: Mapping[str, str] = facts
 
+    def add_facts(self, facts: Mapping[str, str]) -> None:
+        """Say more."""
+        self.facts = {**self.facts, **facts}
+
 
 class InvalidField(HeadwayError):
     """The caller sent something wrong; `field` is its path in the request."""

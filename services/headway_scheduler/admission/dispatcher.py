@@ -133,19 +133,26 @@ class Dispatcher:
         work = self._work(request, owner, now)
         live = self.ledger.by_request.get(work.key)
         if live is not None:
-            return self._again(live, work, now)
+            return self._with_limits(self._again(live, work, now), tenant.id, now)
         held = self.holds.find(work.key)
         if held is not None:
             if not _same(held.work, work):
                 raise RequestIdInUse(request.request_id)
             return held.join(owner, self._until(request, now, deadline))
         inflight = self.ledger.tenant_inflight.get(tenant.id, 0) + self.holds.tenants.get(tenant.id, 0)
-        self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
         try:
-            return self._dispatch_or_hold(work, now, deadline)
-        except BaseException:
-            self.quotas.refund(tenant.id, work.estimated_tokens)
+            self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
+        except HeadwayError as error:
+            self._limited(error, tenant.id, now)
             raise
+        try:
+            outcome = self._dispatch_or_hold(work, now, deadline)
+        except BaseException as error:
+            self.quotas.refund(tenant.id, work.estimated_tokens)
+            if isinstance(error, HeadwayError):
+                self._limited(error, tenant.id, now)
+            raise
+        return outcome if isinstance(outcome, Waiter) else self._with_limits(outcome, tenant.id, now)
 
     def give_up(self, waiter: Waiter) -> None:
         """A call stops waiting. When it was the last one, the hold leaves no trace."""
@@ -197,7 +204,7 @@ class Dispatcher:
             if decision is not None:
                 if self.holds.remove(hold):
                     self._share(decision, hold)
-                    hold.settle(decision)
+                    hold.settle(self._with_limits(decision, hold.work.request.tenant, now))
             elif strict:
                 full.add(where)
             elif not waits_late:
@@ -208,8 +215,9 @@ class Dispatcher:
         self.ledger.advance(now)
         for waiter in self.holds.overdue(now):
             refusal = self._expired(waiter.hold, now)
+            tenant = waiter.hold.work.request.tenant
             self.give_up(waiter)
-            waiter.answer(refusal)
+            waiter.answer(self._limited(refusal, tenant, now))
         if now - self._tidied_at >= _TIDY_S:
             self._tidied_at = now
             self.fair.tidy(self.holds.tenants)
@@ -422,13 +430,25 @@ class Dispatcher:
             message = "a best-effort call was held, and gave its place to one of a higher priority"
             refusal = Shed(message, retry_after_s=self._retry_after(victim.work.request, now))
             self._let_go(victim)
-            victim.settle(refusal)
+            victim.settle(self._limited(refusal, victim.work.request.tenant, now))
         lines = self.holds.waiting_in(request.priority)
         if request.tenant not in lines:
             self.fair.begin_to_wait(request.tenant, lines)
         hold = Hold(work)
         self.holds.add(hold)
         return hold.join(work.owner, until)
+
+    def _with_limits(self, decision: Decision, tenant: str, now: float) -> Decision:
+        """The answer for a tenant with quotas says what is left of them."""
+        limits = self.quotas.standing(tenant, now)
+        return decision if limits is None else replace(decision, rate_limits=limits)
+
+    def _limited(self, refusal: HeadwayError, tenant: str, now: float) -> HeadwayError:
+        """And so does a refusal."""
+        limits = self.quotas.standing(tenant, now)
+        if limits is not None:
+            refusal.add_facts(limits.headers())
+        return refusal
 
     def _share(self, decision: Decision, hold: Hold) -> None:
         """Every call of the reservation's owner that waited has a part in it."""

@@ -173,13 +173,15 @@ class FairShare:
     def tidy(self, waiting: Iterable[str]) -> None:
         """Forget counters that say nothing any more: of tenants that wait for nothing and would be lifted anyway."""
         by_tenant = self._arenas().by_tenant
-        waiting = set(waiting)
+        waiting, members = set(waiting), dict[str, set[str]]()
+        for tenant, arena in by_tenant.items():
+            members.setdefault(arena.id, set()).add(tenant)
         busy: dict[str, list[str]] = {}
         for tenant in waiting:
             if (arena := by_tenant.get(tenant)) is not None:
                 busy.setdefault(arena.id, []).append(tenant)
         for name, counters in list(self._counters.items()):
-            competing = {tenant for tenant, arena in by_tenant.items() if arena.id == name}
+            competing = members.get(name, set())
             if not competing:
                 del self._counters[name]
                 continue
@@ -195,16 +197,17 @@ class FairShare:
                 if tenant in waiting or (counter > least and tenant in competing)
             }
 
-    def shares(self) -> list[Share]:
-        """Every competing tenant's standing."""
-        found = []
+    def shares(self, most: int = 1_000_000) -> list[Share]:
+        """The standing of tenants that compete, those with most service first."""
+        found, leasts = [], dict[str, float]()
         for tenant, arena in self._arenas().by_tenant.items():
             counters = self._of(arena.id)
-            least = min(counters.by_tenant.values(), default=counters.floor)
+            if (least := leasts.get(arena.id)) is None:
+                least = leasts[arena.id] = min(counters.by_tenant.values(), default=counters.floor)
             ahead = max(0.0, counters.by_tenant.get(tenant, least) - least)
             weight = arena.weights.get(tenant, _ONE)
             found.append(Share(arena.id, tenant, weight, counters.served.get(tenant, 0.0), ahead))
-        return found
+        return sorted(found, key=lambda share: -share.service)[:most]
 
     def __len__(self) -> int:
         """Counters kept."""

@@ -1,10 +1,12 @@
 """What a tenant may use: requests and tokens a minute, and requests in flight."""
 
 from dataclasses import dataclass
+from math import isinf
 
 import msgspec
 
 from headway_scheduler.domain.desired import Tenant
+from headway_scheduler.domain.rate_limits import RateLimit, RateLimits
 from headway_scheduler.errors import TenantInflight, TenantRequests, TenantTokens
 
 __all__ = ["QuotaBook"]
@@ -66,6 +68,13 @@ class QuotaBook:
         if budget is not None:
             budget.level -= tokens
 
+    def standing(self, tenant: str, now: float) -> RateLimits | None:
+        """What the tenant has left; None: it has no quotas a minute."""
+        requests, tokens = self._requests.get(tenant), self._tokens.get(tenant)
+        if requests is None and tokens is None:
+            return None
+        return RateLimits(_limit_of(requests, now), _limit_of(tokens, now))
+
     def refund(self, tenant: str, tokens: float) -> None:
         """The request was admitted and then not served: give back everything."""
         requests = self._requests.get(tenant)
@@ -94,6 +103,13 @@ class QuotaBook:
             for book, level in zip((self._requests, self._tokens), levels, strict=True):
                 if level is not None:
                     book[tenant] = _Bucket(float("inf"), level, since)
+
+
+def _limit_of(bucket: _Bucket | None, now: float) -> RateLimit | None:
+    if bucket is None or isinf(bucket.per_minute):  # restored, and not used since: its quota is not known here
+        return None
+    bucket.refill(bucket.per_minute, now)
+    return RateLimit(round(bucket.per_minute), max(0, int(bucket.level)), bucket.wait_s(bucket.per_minute))
 
 
 def _level(bucket: _Bucket | None, now: float) -> float | None:

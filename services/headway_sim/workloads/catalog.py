@@ -160,7 +160,7 @@ WORKLOADS: Final[Mapping[str, NamedWorkload]] = {
         tenants=("quiet", "noisy"),
     ),
     EQUALS: NamedWorkload(
-        lambda seed: _chats_of(seed, a=9.0, b=10.0, c=11.0, d=12.0),
+        lambda seed: _chats_of(seed, a=8.0, b=11.0, c=15.0, d=22.0),
         "four tenants of one weight, each of which alone asks for more than its quarter of the fleet",
         tenants=("a", "b", "c", "d"),
     ),
