@@ -434,6 +434,7 @@ class Dispatcher:
         lines = self.holds.waiting_in(request.priority)
         if request.tenant not in lines:
             self.fair.begin_to_wait(request.tenant, lines)
+            work.first_at = now
         hold = Hold(work)
         self.holds.add(hold)
         return hold.join(work.owner, until)

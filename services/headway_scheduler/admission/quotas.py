@@ -22,8 +22,8 @@ class _Bucket:
 
     def refill(self, per_minute: float, now: float) -> None:
         self.per_minute = per_minute
-        self.level = min(per_minute, self.level + (now - self.at) * per_minute / 60)
-        self.at = now
+        self.level = min(per_minute, self.level + max(0.0, now - self.at) * per_minute / 60)
+        self.at = max(self.at, now)
 
     def give(self, amount: float) -> None:
         self.level = min(self.per_minute, self.level + amount)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypedDict
 
 import numpy as np
@@ -94,9 +94,9 @@ class Measured:
     load_times_s: Samples
     load: Samples
     arrival_s: Samples
-    arriving_s: float
-    tokens: int
-    tenants: dict[str, OfTenant]
+    arriving_s: float = 0.0
+    tokens: int = 0
+    tenants: dict[str, OfTenant] = field(default_factory=dict)
 
 
 def measure(run: Run, warmup_ms: float = 0.0, until_ms: float | None = None) -> Measured:
