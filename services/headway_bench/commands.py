@@ -17,6 +17,7 @@ from headway_bench.envoy import EnvoyBench, EnvoySettings
 from headway_bench.figures import BenchError, Json
 from headway_bench.idle_fleet import IdleSettings, measure_idle
 from headway_bench.inproc import InprocSettings, measure_inproc
+from headway_bench.kv import KvSettings, measure_kv
 from headway_bench.processes import run_json
 from headway_bench.real.run import RealSettings, run_real, shortcomings
 from headway_bench.route import RouteSettings, measure_route
@@ -101,6 +102,30 @@ def index(
 ) -> None:
     """The prefix index: memory, matches, inserts, and how long dropping an endpoint stops everything else."""
     _print({"index": _found(run_json("headway_bench.index", blocks, endpoints))}, output)
+
+
+@bench_app.command()
+def kv(
+    blocks_per_s: Annotated[float, typer.Option(min=0.0, max=1e6, help="Engine blocks stored by all.")] = 30_000.0,
+    endpoints: Annotated[int, typer.Option(min=1, max=10_000, help="Engines in the fleet.")] = 100,
+    nodes: Annotated[int, typer.Option(min=1, max=1000, help="Agents.")] = 10,
+    rate: Annotated[float, typer.Option(min=1.0, max=100_000.0, help="Routes a second.")] = 100.0,
+    prompt_bytes: PromptOption = 2048,
+    seconds: Annotated[float, typer.Option(min=0.5, max=600.0, help="Of all loaded rounds together.")] = 20.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """KV events into a scheduler: its CPU, and Routes of token ids with and without them, in turns."""
+    _print(_found(measure_kv(KvSettings(blocks_per_s, endpoints, nodes, rate, prompt_bytes, seconds))), output)
+
+
+@bench_app.command()
+def soak(
+    routes: Annotated[int, typer.Option(min=1000, max=100_000_000, help="In all.")] = 5_000_000,
+    endpoints: Annotated[int, typer.Option(min=1, max=50_000, help="Engines in the fleet.")] = 100,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Millions of requests that end in every way there is: memory stays flat, and nothing stays counted. No wire."""
+    _print({"soak": _found(run_json("headway_bench.soak", routes, endpoints))}, output)
 
 
 @bench_app.command()

@@ -9,6 +9,7 @@ import random
 import statistics
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,7 +74,7 @@ class VirtualFleet:
         self._tenant = self.core.desired.tenants["default"]
         self._owner = Owner("p", stream=True)
 
-    def route(self, prompt: bytes) -> Decision:
+    def route(self, prompt: bytes, owner: Owner | None = None) -> Decision:
         """One decision that must not be held."""
         core = self.core
         text = TextPrompt(prompt)
@@ -86,7 +87,7 @@ class VirtualFleet:
             core.intake.prompt_tokens(_MODEL, text),
             max_tokens=_OUTPUT_TOKENS,
         )
-        outcome = core.dispatcher.submit(request, self._tenant, self._owner, self.now)
+        outcome = core.dispatcher.submit(request, self._tenant, owner or self._owner, self.now)
         if not isinstance(outcome, Decision):
             raise BenchError("a request was held: too many are in flight for so few endpoints")
         return outcome
@@ -101,20 +102,26 @@ class VirtualFleet:
         report = Finished(Outcome.SUCCESS, usage, _DURATION_S * 1e3, _TTFT_MS)
         self.core.reporting.apply(self._owner, decision.reservation_id, report, self.now)
 
-    def pass_time(self, seconds: float) -> None:
-        """Move the clock, and have the agent say every second that all is well."""
+    def pass_time(self, seconds: float, running: Mapping[str, int] | None = None) -> None:
+        """Move the clock, and have the agent say every second how many requests engines run: by id, or as we count."""
         self.now += seconds
         if self.now - self._sampled_at >= _SAMPLE_S:
             self._sampled_at = self.now
             self._sequence += 1
-            inflight = self.core.fleet.columns.inflight
-            slots = (self.core.fleet.endpoints[spec.id].slot for spec in self._specs)
             engines = (
-                EngineSample(spec.address, running=Measurement(float(inflight[slot])), waiting=Measurement(0.0))
-                for spec, slot in zip(self._specs, slots, strict=True)
+                EngineSample(
+                    spec.address,
+                    running=Measurement(float(self._counted(spec) if running is None else running.get(spec.id, 0))),
+                    waiting=Measurement(0.0),
+                )
+                for spec in self._specs
             )
             self.core.fleet.apply_sample(self._node, Sample(self._sequence, (), tuple(engines)), self.now)
             self.core.tick(self.now)
+
+    def _counted(self, spec: EndpointSpec) -> int:
+        fleet = self.core.fleet
+        return int(fleet.columns.inflight[fleet.endpoints[spec.id].slot])
 
     def _desire(self, strategy: str) -> None:
         self.core.set_desired(

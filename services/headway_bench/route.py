@@ -88,7 +88,7 @@ async def _load(server: tuple[int, int], settings: RouteSettings, seconds: float
     concurrency = 1 if alone else settings.concurrency
     token = ROUTER_TOKEN if settings.auth else ""
     found = await run_json(
-        "headway_bench.router_load", port, settings.mode, concurrency, seconds, settings.prompt_bytes, token, 0
+        "headway_bench.router_load", port, settings.mode, concurrency, seconds, settings.prompt_bytes, token, 0, "text"
     )
     if found["failed"] or not found["requests"]:
         raise BenchError(f"of {found['requests']} requests {found['failed']} failed")

@@ -1,14 +1,14 @@
 """A data plane that does nothing else: it routes, and reports first tokens and ends, as fast as it is answered.
 
-`python -m headway_bench.router_load PORT MODE CONCURRENCY SECONDS PROMPT_BYTES TOKEN RATE` prints one JSON object.
-RATE: routes a second, in unary mode; 0: as many as are answered.
+`python -m headway_bench.router_load PORT MODE CONCURRENCY SECONDS PROMPT_BYTES TOKEN RATE KIND` prints a JSON object.
+RATE: routes a second, in unary mode; 0: as many as are answered. KIND of prompts: `text`, or `tokens`: bytes as ids.
 """
 
 import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import count, cycle
 from typing import Any, Final
 
@@ -36,11 +36,11 @@ def _reports(reservation_id: str, prompt_tokens: int) -> Iterator[pb.Report]:
 class _Load:
     """`concurrency` requests in flight until the time is over."""
 
-    def __init__(self, stub: Any, metadata: Any, concurrency: int, seconds: float, prompts: list[bytes]) -> None:
+    def __init__(
+        self, stub: Any, metadata: Any, concurrency: int, seconds: float, requests: Iterable[pb.RouteRequest]
+    ) -> None:
         self._stub, self._metadata, self._concurrency = stub, metadata, concurrency
-        self._requests = cycle(
-            [pb.RouteRequest(model="m", text=prompt.decode(), max_tokens=_OUTPUT_TOKENS) for prompt in prompts]
-        )
+        self._requests = cycle(requests)
         self._until = time.perf_counter() + seconds
         self._latencies: list[float] = []
         self._failed = 0
@@ -111,23 +111,29 @@ class _Load:
         }
 
 
+def _request(prompt: bytes, kind: str) -> pb.RouteRequest:
+    if kind == "tokens":
+        return pb.RouteRequest(model="m", tokens=pb.TokenIds(ids=prompt), max_tokens=_OUTPUT_TOKENS)
+    return pb.RouteRequest(model="m", text=prompt.decode(), max_tokens=_OUTPUT_TOKENS)
+
+
 async def _run(
-    port: str, mode: str, concurrency: int, seconds: float, prompt_bytes: int, token: str, rate: float
+    port: str, mode: str, concurrency: int, seconds: float, prompt_bytes: int, token: str, rate: float, kind: str
 ) -> Json:
     metadata = (("authorization", f"Bearer {token}"),) if token else None
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = routing_pb2_grpc.RouterStub(channel)
-        prompts = prompts_of(prompt_bytes)
+        requests = [_request(prompt, kind) for prompt in prompts_of(prompt_bytes)]
         began = time.perf_counter()
-        load = _Load(stub, metadata, concurrency, seconds, prompts)
+        load = _Load(stub, metadata, concurrency, seconds, requests)
         await (load.stream() if mode == "stream" else load.unary(rate))
         return load.figures(time.perf_counter() - began)
 
 
 def main() -> None:
     """Run as the arguments say."""
-    port, mode, concurrency, seconds, prompt_bytes, token, rate = sys.argv[1:]
-    found = _run(port, mode, int(concurrency), float(seconds), int(prompt_bytes), token, float(rate))
+    port, mode, concurrency, seconds, prompt_bytes, token, rate, kind = sys.argv[1:]
+    found = _run(port, mode, int(concurrency), float(seconds), int(prompt_bytes), token, float(rate), kind)
     print(json.dumps(uvloop.run(found)))
 
 

@@ -83,7 +83,7 @@ async def measure_mixed(settings: MixedSettings) -> Json:
         before = cpu_s(pid)
         routed = await run_json(
             "headway_bench.router_load",
-            *(port, "unary", _CALLERS, settings.seconds, settings.prompt_bytes, ROUTER_TOKEN, settings.rate),
+            *(port, "unary", _CALLERS, settings.seconds, settings.prompt_bytes, ROUTER_TOKEN, settings.rate, "text"),
         )
         cores = (cpu_s(pid) - before) / settings.seconds
         if writing.done():

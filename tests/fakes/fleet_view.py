@@ -20,6 +20,12 @@ class FakeFleetView:
     def endpoints(self) -> Sequence[EndpointView]:
         return self._endpoints
 
+    def check_exclusive(self, resource: object) -> None:
+        """Everything is free."""
+
+    def check_disruption(self, name: str) -> None:
+        """Nothing is needed."""
+
     def forget_node(self, name: str) -> None:
         node = self._nodes.get(name)
         if node is None:

@@ -38,13 +38,12 @@ from headway_scheduler.strategies.registry import Bound, StrategyRegistry
 
 __all__ = ["Dispatcher", "DispatcherConfig"]
 
+_UNREPORTED: Final = frozenset({EndCause.EXPIRED, EndCause.ORPHANED})
 _URGENT_MS: Final = 5_000.0
 _URGENT_PREFILLS: Final = 3.0
 _URGENT_SHARE: Final = 0.5
 _AGEING: Final = 0.3
 _TIDY_S: Final = 1.0
-_BELIEVED_SERVED: Final = frozenset({EndCause.EXPIRED, EndCause.ORPHANED})
-"""Ends of which nobody told anything: the request was most likely served as expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class DispatcherConfig:
 
 
 class Dispatcher:
-    """Decides and reserves. `wake` is called when a pass over the holds is worth making.
+    """Decides and reserves. `wake` is called when a pass over the holds is worth making, `on_refused` of each refusal.
 
     Until `settled_at` the fleet is still being learned, after a start: what finds no endpoint yet is held for it.
     """
@@ -93,6 +92,7 @@ class Dispatcher:
         self.fair = FairShare(fleet.arenas, self.config.service)
         self.quotas = QuotaBook()
         self.wake: Callable[[], None] = lambda: None
+        self.on_refused: Callable[[Request, HeadwayError], None] = lambda _request, _error: None
         self.settled_at = float("-inf")
         self.prefixes = Prefixes(
             fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
@@ -129,30 +129,35 @@ class Dispatcher:
         self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None = None
     ) -> Decision | Waiter:
         """Decide now, or hold. `deadline`: when the caller gives up by itself. Raises every refusal of errors.py."""
+        try:
+            outcome = self._submit(request, tenant, owner, now, deadline)
+        except HeadwayError as error:
+            self.on_refused(request, self._limited(error, tenant.id, now))
+            raise
+        return outcome if isinstance(outcome, Waiter) else self._with_limits(outcome, tenant.id, now)
+
+    def _submit(
+        self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None
+    ) -> Decision | Waiter:
         self.ledger.advance(now)
         work = self._work(request, owner, now)
         live = self.ledger.by_request.get(work.key)
         if live is not None:
-            return self._with_limits(self._again(live, work, now), tenant.id, now)
+            return self._again(live, work, now)
         held = self.holds.find(work.key)
         if held is not None:
             if not _same(held.work, work):
                 raise RequestIdInUse(request.request_id)
             return held.join(owner, self._until(request, now, deadline))
-        inflight = self.ledger.tenant_inflight.get(tenant.id, 0) + self.holds.tenants.get(tenant.id, 0)
-        try:
-            self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
-        except HeadwayError as error:
-            self._limited(error, tenant.id, now)
-            raise
+        self.quotas.admit(tenant, request.model, work.estimated_tokens, now)
         try:
             outcome = self._dispatch_or_hold(work, now, deadline)
-        except BaseException as error:
-            self.quotas.refund(tenant.id, work.estimated_tokens)
-            if isinstance(error, HeadwayError):
-                self._limited(error, tenant.id, now)
+        except BaseException:
+            self._refund(work)
             raise
-        return outcome if isinstance(outcome, Waiter) else self._with_limits(outcome, tenant.id, now)
+        if isinstance(outcome, HeadwayError):
+            raise outcome  # its hold was let go, and what it had taken with it
+        return outcome
 
     def give_up(self, waiter: Waiter) -> None:
         """A call stops waiting. When it was the last one, the hold leaves no trace."""
@@ -175,26 +180,32 @@ class Dispatcher:
 
         Each that must wait for an endpoint is tentatively placed there, so that those behind it see the queue they
         will meet (FIELD.md, Late binding). Among holds of strategies that bind at once, a pool that had no room for
-        one has none for those behind it. Of each pool's line only the first `holds_per_pass` are tried: a long line
-        makes no pass long, and keeps no other pool's from being tried.
+        one has none for those behind it. Borrowed endpoints come last, when all who own any have had their turn. Of
+        each pool's line only the first `holds_per_pass` are tried: a long line makes no pass long, and keeps no other
+        pool's from being tried.
         """
         self.ledger.advance(now)
         tentative = Tentative(self.fleet.columns.capacity)
         full: set[tuple[object, ...]] = set()
-        tried: dict[Pool, int] = {}
+        tried: dict[tuple[object, ...], int] = {}
         strict = self.config.order is HoldOrder.STRICT
-        for hold in list(self._line(now)):
-            pool, part = _pool_of(hold.work.request)
-            where = self._where(hold.work.request)
+        ordered = list(self._line(now))
+        borrowers = [hold for hold in ordered if self.fleet.rights(hold.work.request.tenant).burst]
+        for hold, burst in [*((hold, False) for hold in ordered), *((hold, True) for hold in borrowers)]:
+            if self.holds.find(hold.work.key) is not hold:
+                continue
+            request = hold.work.request
+            pool, part = _pool_of(hold.work, burst)
+            where = (*self._where(request), burst)
             if pool in full or part in full or where in full or tried.get(where, 0) >= self.config.holds_per_pass:
                 continue
             tried[where] = tried.get(where, 0) + 1
-            bound = self.registry.bound(hold.work.request.tenant, hold.work.request.model)
-            if not self._chooser.may_take(hold.work.request, bound):
+            bound = self.registry.bound(request.tenant, request.model)
+            if not self._chooser.may_take(request, bound, burst):
                 full.add(pool)
                 continue
             try:
-                decision, waits_late = self._dispatch(hold.work, now, tentative)
+                decision, waits_late = self._dispatch(hold.work, now, tentative, burst)
             except HeadwayError:
                 decision, waits_late = None, False  # its pool is gone for now; it may be back before the hold expires
             except Exception as error:  # it fails alone, and must not stop every pass before those behind it
@@ -217,6 +228,7 @@ class Dispatcher:
             refusal = self._expired(waiter.hold, now)
             tenant = waiter.hold.work.request.tenant
             self.give_up(waiter)
+            self.on_refused(waiter.hold.work.request, refusal)
             waiter.answer(self._limited(refusal, tenant, now))
         if now - self._tidied_at >= _TIDY_S:
             self._tidied_at = now
@@ -234,11 +246,22 @@ class Dispatcher:
         """A data plane failed over by itself: count its request where it is served."""
         self._booker.move(reservation, endpoint, now)
 
-    def restore(self, request: Request, owner: Owner, endpoint: Endpoint, matched: int, now: float) -> Reservation:
-        """Count again what another scheduler, or this one before a restart, had given."""
+    def restore(
+        self,
+        request: Request,
+        tenant: Tenant,
+        owner: Owner,
+        endpoint: Endpoint,
+        matched: int,
+        now: float,
+        *,
+        fail_open: bool = False,
+    ) -> Reservation:
+        """Count again what another scheduler, or this one before a restart, had given; `fail_open`: none had."""
         reservation = self._booker.restore(request, owner, endpoint, matched, now)
         if isinstance(reservation.attachment, Work):
-            self.quotas.settle(request.tenant, 0.0, reservation.attachment.estimated_tokens)  # given back at its end
+            tokens = reservation.attachment.estimated_tokens
+            self.quotas.resume(tenant, request.model, tokens, now, uncounted=fail_open)
         return reservation
 
     def answered(self, work: Work, slot: int, tokens: int) -> None:
@@ -275,7 +298,7 @@ class Dispatcher:
         work.patient = self._max_wait(request) > 0
         return work
 
-    def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
+    def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter | HeadwayError:
         refusal: HeadwayError | None = None
         if not len(self.holds):
             try:
@@ -290,7 +313,7 @@ class Dispatcher:
             return self._hold(work, now, deadline, refusal)
         return self._join_line(work, now, deadline)
 
-    def _join_line(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
+    def _join_line(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter | HeadwayError:
         """Others wait already: take a place among them, and see whether it is this one's turn."""
         bound = self.registry.bound(work.request.tenant, work.request.model)
         refusal: HeadwayError | None = None
@@ -300,23 +323,27 @@ class Dispatcher:
             if now >= self.settled_at:
                 raise
             refusal, choice = error, None
-        if choice is not None and choice.dispatchable and not work.patient:
+        if choice is not None and choice.dispatchable and not work.patient and not self._yields(choice):
             return self._reserve_before_others(work, choice, now)
         waiter = self._hold(work, now, deadline, refusal)
         settled: list[Decision | HeadwayError] = []
         waiter.answer = settled.append
         self.run_pass(now)
-        if not settled:
-            return waiter
-        outcome = settled[0]
-        if isinstance(outcome, HeadwayError):
-            raise outcome
-        return outcome
+        return settled[0] if settled else waiter
 
-    def _dispatch(self, work: Work, now: float, tentative: Tentative | None) -> tuple[Decision | None, bool]:
+    def _yields(self, choice: Choice) -> bool:
+        """Is the chosen endpoint borrowed, while a tenant that owns it waits?"""
+        owners = (self.fleet.rights(tenant).own for tenant in self.holds.tenants) if choice.burst else ()
+        return any(choice.slot in tier for tiers in owners for tier in tiers)
+
+    def _dispatch(
+        self, work: Work, now: float, tentative: Tentative | None, burst: bool | None = None
+    ) -> tuple[Decision | None, bool]:
         """Choose and reserve; None where it must wait, and then whether it waits for one endpoint, bound late."""
         bound = self.registry.bound(work.request.tenant, work.request.model)
-        choice = self._chooser.choose(work, bound, now, tentative)
+        choice = self._chooser.choose_in(work, bound, now, tentative, burst)
+        if choice is None:
+            return None, False
         work.cached = choice.hit_tokens
         if choice.dispatchable:
             self._chooser.watch(work, bound, choice, now)
@@ -430,6 +457,7 @@ class Dispatcher:
             message = "a best-effort call was held, and gave its place to one of a higher priority"
             refusal = Shed(message, retry_after_s=self._retry_after(victim.work.request, now))
             self._let_go(victim)
+            self.on_refused(victim.work.request, refusal)
             victim.settle(self._limited(refusal, victim.work.request.tenant, now))
         lines = self.holds.waiting_in(request.priority)
         if request.tenant not in lines:
@@ -458,8 +486,11 @@ class Dispatcher:
 
     def _let_go(self, hold: Hold) -> None:
         if self.holds.remove(hold):
-            self.quotas.refund(hold.work.request.tenant, hold.work.estimated_tokens)
+            self._refund(hold.work)
             self._on_room()  # somebody behind it may have waited for its endpoint
+
+    def _refund(self, work: Work) -> None:
+        self.quotas.refund(work.request.tenant, work.request.model, work.estimated_tokens)
 
     def _until(
         self, request: Request, now: float, deadline: float | None, otherwise: HeadwayError | None = None
@@ -503,8 +534,11 @@ class Dispatcher:
         self._drain.ended(self._where(work.request), now)
         if cause is EndCause.REPORTED:
             return  # what it used is settled by who reported it
-        self.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0)
-        self.fair.settle(work, None if cause in _BELIEVED_SERVED else 0.0)
+        # Of what nobody reported, the estimate is all that is known.
+        unreported = cause in _UNREPORTED
+        used = work.estimated_tokens if unreported else 0.0
+        self.quotas.settle(reservation.tenant, reservation.model, work.estimated_tokens, used)
+        self.fair.settle(work, None if unreported else 0.0)
 
     def _on_room(self) -> None:
         if len(self.holds):
@@ -521,9 +555,10 @@ def _all_of(lines: Mapping[str, Line]) -> list[Hold]:
     return sorted(chain.from_iterable(line.values() for line in lines.values()), key=lambda hold: hold.number)
 
 
-def _pool_of(request: Request) -> tuple[tuple[object, ...], tuple[object, ...]]:
+def _pool_of(work: Work, burst: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """What tells whether one hold's lack of room is another's too: the pool, and the part of it that it may use."""
-    pool = (request.tenant, request.model, request.adapter)
+    request = work.request
+    pool = (request.tenant, request.model, request.adapter, work.split, burst)
     if not request.excluded and request.subset is None:
         return pool, pool
     subset = request.subset

@@ -178,8 +178,8 @@ class FairShare:
             members.setdefault(arena.id, set()).add(tenant)
         busy: dict[str, list[str]] = {}
         for tenant in waiting:
-            if (arena := by_tenant.get(tenant)) is not None:
-                busy.setdefault(arena.id, []).append(tenant)
+            if (its := by_tenant.get(tenant)) is not None:
+                busy.setdefault(its.id, []).append(tenant)
         for name, counters in list(self._counters.items()):
             competing = members.get(name, set())
             if not competing:

@@ -154,13 +154,13 @@ def assignments(scheduler: Scheduler, scope: Scope, weights: Weights) -> Assignm
 
 def _of_tenant(scheduler: Scheduler, tenant: Tenant, builder: "_Builder") -> Assignments:
     fleet = scheduler.fleet
-    models = [model for model in scheduler.intake.desired.models if not tenant.models or model in tenant.models]
-    pools = {model: fleet.candidates(tenant.id, model, "") for model in models}
+    models = [model for model in scheduler.intake.desired.models if scheduler.intake.allows(tenant, model)]
+    pools = {model: fleet.tiers(tenant.id, model) for model in models}
     whole = f"{TENANTS}/{tenant.id}"
     found = {whole: builder.assignment(whole, *zip(*pools.values(), strict=True))}
-    for model, (own, burst) in pools.items():
+    for model, tiers in pools.items():
         name = f"{whole}/{MODELS}/{model}"
-        found[name] = builder.assignment(name, [own], [burst])
+        found[name] = builder.assignment(name, *([tier] for tier in tiers))
     return found
 
 

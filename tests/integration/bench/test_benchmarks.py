@@ -6,8 +6,10 @@ from headway_bench.figures import BenchError, percentile
 from headway_bench.idle_fleet import IdleSettings, measure_idle
 from headway_bench.index import measure_index
 from headway_bench.inproc import InprocSettings, measure_inproc
+from headway_bench.kv import KvSettings, measure_kv
 from headway_bench.processes import run_json
 from headway_bench.route import RouteSettings, measure_route
+from headway_bench.soak import measure_soak
 from headway_bench.telemetry import MixedSettings, TelemetrySettings, measure_mixed, measure_telemetry
 
 
@@ -65,6 +67,23 @@ def test_an_index_holds_what_it_was_given():
     assert found["blocks"] > 19_000
     assert found["match_16_p50_us"] > 0
     assert found["longest_pause_ms"] >= found["drop_endpoint_ms"]
+
+
+@pytest.mark.usefixtures("collector")
+def test_a_soak_leaves_nothing():
+    found = measure_soak(3000, 20)
+    assert sum(found["ends"].values()) == 3000
+    assert min(found["ends"].values()) > 0
+    assert (found["reservations_left"], found["counts_left"]) == (0, 0)
+
+
+async def test_events_and_routes_beside_them():
+    found = await measure_kv(
+        KvSettings(blocks_per_s=4000, endpoints=4, nodes=2, prompt_bytes=600, seconds=0.8, rounds=1)
+    )
+    for part in ("without_events", "with_events"):
+        assert 0 < found[part]["p50_us"] <= found[part]["p99_us"]
+    assert len(found["p99_ratios"]) == 1
 
 
 async def test_a_fleet_of_agents():

@@ -99,7 +99,7 @@ def test_durations_are_written_as_openai_does(seconds, told):
 
 def test_a_quota_that_was_restored_and_not_used_since_says_nothing():
     book = QuotaBook()
-    book.admit(Tenant("t", quotas=Quotas(requests_per_minute=10)), 1.0, 0, 0.0)
+    book.admit(Tenant("t", quotas=Quotas(requests_per_minute=10)), "m", 1.0, 0.0)
     other = QuotaBook()
     other.restore(book.dump(0.0, 0.0), 0.0, 0.0)
     assert other.standing("t", 1.0) == RateLimits()
