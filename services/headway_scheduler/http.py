@@ -12,19 +12,20 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.rpc.json_api import JsonApi
 from headway_scheduler.tls import CertificateFiles, http_context
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "SchedulerCollector"]
 
 
 _MOST_TENANTS: Final = 200
 
 
-class _SchedulerCollector(Collector):
+class SchedulerCollector(Collector):
     """Reads the scheduler's counts when scraped: nothing is counted twice, nothing sits on the hot path."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def collect(self) -> "list[CounterMetricFamily | GaugeMetricFamily]":
+        """Every metric, as of now."""
         scheduler = self._scheduler
         fleet = scheduler.fleet
         routes = CounterMetricFamily("headway_routes", "Routes answered with an endpoint.")
@@ -104,7 +105,7 @@ class HttpServer:
         self.port = 0
         self._scheduler = scheduler
         self._metrics = CollectorRegistry()
-        self._metrics.register(_SchedulerCollector(scheduler))
+        self._metrics.register(SchedulerCollector(scheduler))
         app = web.Application(client_max_size=scheduler.config.max_message_bytes)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)

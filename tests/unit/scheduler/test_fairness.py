@@ -10,6 +10,8 @@ from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState,
 from headway_scheduler.domain.report import Outcome, Usage
 from headway_scheduler.errors import AllUnhealthy, HoldExpired, QueueFull, Saturated, Shed
 from headway_scheduler.fleet.arenas import arenas_of
+from headway_scheduler.http import SchedulerCollector
+from headway_scheduler.rpc.convert.fleet import status_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -452,6 +454,37 @@ class TestBusyOrGone:
         with pytest.raises(AllUnhealthy) as gone:
             rig.submit(rig.request(max_wait_s=0.0))
         assert gone.value.status == "UNAVAILABLE"
+
+
+class TestVisible:
+    @pytest.fixture
+    def rig(self):
+        rig = Rig(desired_state("adaptive", tenants=[Tenant("other", weight=2.0)], bindings=[Binding("other", "all")]))
+        rig.endpoints(1)
+        rig.finish(rig.route(), usage=Usage(100, 50, 0))
+        rig.route(prompt_tokens=20_000)
+        rig.hold()
+        return rig
+
+    def test_fleet_shows_every_share(self, rig):
+        shares = {each.tenant: each for each in status_to_proto(rig.scheduler, "1").shares}
+        assert set(shares) == {"tenants/default", "tenants/other"}
+        mine = shares["tenants/default"]
+        assert (mine.arena, mine.weight, mine.service) == ("gpuGroups/all", 1.0, 200.0)
+        assert (mine.holds, mine.reservations) == (1, 1)
+        assert shares["tenants/other"].weight == 2.0
+
+    def test_metrics_have_those_with_most_service(self, rig):
+        rig.desire(
+            tenants={f"t{number}": Tenant(f"t{number}") for number in range(300)} | rig.store.desired.tenants,
+            bindings=(*rig.store.desired.bindings, *(Binding(f"t{number}", "all") for number in range(300))),
+        )
+        found = {family.name: family for family in SchedulerCollector(rig.scheduler).collect()}
+        service = {sample.labels["tenant"]: sample.value for sample in found["headway_tenant_service"].samples}
+        assert len(service) == 200
+        assert service["default"] == 200.0
+        held = {sample.labels["tenant"]: sample.value for sample in found["headway_tenant_holds"].samples}
+        assert held["default"] == 1
 
 
 class FairShareMachine(RuleBasedStateMachine):
