@@ -109,6 +109,11 @@ class Scheduler:
                 ),
                 hold_order=config.hold_order,
                 service=ServiceWeights(config.fair_input, config.fair_cached, config.fair_output),
+                guards=config.guards,
+                hard_guards_off=config.hard_guards_off,
+                devices=config.devices,
+                ejection=config.ejection,
+                retries=config.retries,
                 learn=frozenset(
                     part
                     for part, wanted in ((Learned.COSTS, config.learn_costs), (Learned.HISTORY, config.learn_history))

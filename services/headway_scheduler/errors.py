@@ -11,6 +11,7 @@ from typing import ClassVar
 __all__ = [
     "AdapterNotAllowed",
     "AllDraining",
+    "AllEjected",
     "AllUnhealthy",
     "CredentialChanged",
     "DisruptionBudgetBroken",
@@ -27,6 +28,7 @@ __all__ = [
     "NotPermitted",
     "QueueFull",
     "RequestIdInUse",
+    "RetryBudgetSpent",
     "Saturated",
     "Shed",
     "ShuttingDown",
@@ -311,6 +313,12 @@ class TenantInflight(Saturated):
     reason = "TENANT_INFLIGHT"
 
 
+class RetryBudgetSpent(Saturated):
+    """As many retries for this model are in progress as may be."""
+
+    reason = "RETRY_BUDGET"
+
+
 class NoEndpoints(HeadwayError):
     """The model is in the catalogue and no endpoint within the tenant's groups and the subset serves it."""
 
@@ -322,6 +330,12 @@ class AllUnhealthy(NoEndpoints):
     """Every endpoint that could serve it is unhealthy, lost or stale."""
 
     reason = "ALL_UNHEALTHY"
+
+
+class AllEjected(AllUnhealthy):
+    """Every endpoint that could serve it keeps failing, and is ejected or probed."""
+
+    reason = "ALL_EJECTED"
 
 
 class AllDraining(NoEndpoints):

@@ -64,6 +64,7 @@ class SchedulerCollector(Collector):
             service,
             ahead,
             held,
+            *_health(scheduler),
             routes,
             refusals,
             alone,
@@ -87,6 +88,26 @@ class SchedulerCollector(Collector):
             GaugeMetricFamily("headway_leader", "1: answers Route.", int(scheduler.leadership.leads())),
             GaugeMetricFamily("headway_draining", "1: going away.", int(scheduler.draining)),
         ]
+
+
+def _health(scheduler: Scheduler) -> "list[CounterMetricFamily | GaugeMetricFamily]":
+    """Ejections and retries."""
+    fleet, retries = scheduler.fleet, scheduler.dispatcher.retries
+    ejections = CounterMetricFamily("headway_ejections", "Endpoints ejected.", labels=["reason"])
+    for reason, count in fleet.ejections.counts.items():
+        ejections.add_metric([reason.value], count)
+    ejected = GaugeMetricFamily("headway_endpoints_ejected", "Ejected or probed now.", labels=["model"])
+    panic = GaugeMetricFamily("headway_panic", "1: a failing endpoint stays in, as too few are left.", labels=["model"])
+    in_progress = GaugeMetricFamily("headway_retries", "Retries in progress.", labels=["model"])
+    refused = CounterMetricFamily("headway_retries_refused", "Retries beyond the budget.", labels=["model"])
+    for model, panics in fleet.in_panic().items():
+        ejected.add_metric([model], fleet.ejected_of(model))
+        panic.add_metric([model], int(panics))
+        in_progress.add_metric([model], retries.now.get(model, 0))
+    for model, count in retries.refused.items():
+        refused.add_metric([model], count)
+    spared = CounterMetricFamily("headway_ejections_spared", "Ejections not made.", fleet.ejections.spared)
+    return [ejections, spared, ejected, panic, in_progress, refused]
 
 
 def _authentication_failures(scheduler: Scheduler) -> CounterMetricFamily:

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from headway_scheduler.admission.guards import SoftGuards
+from headway_scheduler.admission.guards import GuardConfig, SoftGuards
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.ranking import first
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
-from headway_scheduler.errors import AllDraining, AllUnhealthy, HeadwayError, NoEndpoints
+from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, NoEndpoints
 from headway_scheduler.fleet.columns import FloatColumn, Pool, Slots
 from headway_scheduler.fleet.fleet import Fleet, Lane, narrowed
 from headway_scheduler.index.chain import Match
@@ -76,7 +76,7 @@ class Choice(msgspec.Struct, eq=False):
 
 
 class Chooser:
-    """Finds and prices candidates; changes nothing but the soft guards' memory."""
+    """Finds and prices candidates; changes nothing."""
 
     def __init__(
         self,
@@ -87,15 +87,17 @@ class Chooser:
         random: np.random.Generator,
         time_scale: float,
         ranked: int,
+        guards: GuardConfig,
     ) -> None:
         """`ranked`: so many of the best candidates each choice names."""
         self._ranked = ranked
-        self.guards = SoftGuards(fleet.columns)
+        self.guards = SoftGuards(fleet.columns, guards)
         self._fleet, self._prefixes, self._fingerprints, self._registry = fleet, prefixes, fingerprints, registry
         self._random = random
         self._time_scale = time_scale
         self._transfer_ms = tuple(each / time_scale for each in TRANSFER_MS)
         fleet.on_removed.append(lambda endpoint: self.guards.forget(endpoint.slot))
+        fleet.on_sampled.append(self.guards.look)
 
     def choose(self, work: Work, bound: Bound, now: float, tentative: Tentative | None = None) -> Choice:
         """Price the tenant's own endpoints, tier by tier; burst into others only when none of its own can take it.
@@ -114,7 +116,7 @@ class Chooser:
         The first tier that can take it now; else it waits for the first of all.
         """
         request = work.request
-        lane = self.lane(request)
+        lane = self.lane(request, now)
         work.split = lane.split
         match = self._prefixes.match(work, now)
         first: Choice | None = None
@@ -128,14 +130,15 @@ class Chooser:
             first = first or choice
         return first
 
-    def lane(self, request: Request) -> Lane:
+    def lane(self, request: Request, now: float) -> Lane:
         """Where it may go: the split drawn for it, of those that have an endpoint for it. Raises as `choose` does."""
         lanes = self._fleet.open_lanes(request.tenant, request.model, request.adapter)
         if request.excluded or request.subset is not None or request.cannot_inject_salt:
             lanes = narrowed(lanes, lambda slots: self.within(request, slots))
         if not lanes:
             own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
-            raise self._none_left(request, np.concatenate([self.within(request, own), self.within(request, burst)]))
+            allowed = np.concatenate([self.within(request, own), self.within(request, burst)])
+            raise self._none_left(request, allowed, now)
         return lanes[0] if len(lanes) == 1 else _drawn(lanes, request)
 
     def may_take(self, request: Request, bound: Bound, burst: bool) -> bool:
@@ -220,12 +223,13 @@ class Chooser:
     def _order(self, view: View, cost: FloatColumn, blocked: BoolColumn) -> list[int]:
         """Cheapest first; ties: fewest in flight, then longest not chosen."""
         columns, tentative = self._fleet.columns, view.tentative
+        beyond = columns.external + columns.handicap if columns.handicapped else columns.external
         found: list[int] = first(
             self._ranked,
             blocked,
             cost,
             columns.inflight,
-            columns.external,
+            beyond,
             _NOBODY if tentative is None else tentative.inflight,
             columns.last_chosen,
             view.slots,
@@ -255,7 +259,7 @@ class Chooser:
         mask = self._fingerprints.match(work.chain.root, work.fingerprint)
         return np.array([mask >> slot & 1 for slot in slots.tolist()], np.bool_)
 
-    def _none_left(self, request: Request, allowed: Slots) -> HeadwayError:
+    def _none_left(self, request: Request, allowed: Slots, now: float) -> HeadwayError:
         model, tenant = request.model, request.tenant
         if not len(allowed) and request.cannot_inject_salt:
             message = f"no endpoint of {model!r} serves {tenant!r} alone, and the caller cannot send a cache salt"
@@ -265,6 +269,12 @@ class Chooser:
         states = {(e.state, e.node.state) for e in (self._fleet.by_slot[slot] for slot in allowed.tolist())}
         if all(any(state is not SchedulingState.ACTIVE for state in pair) for pair in states):
             return AllDraining(f"all endpoints of {model!r} are cordoned or draining", model=model, tenant=tenant)
+        ejections, ids = self._fleet.ejections, [self._fleet.by_slot[slot].id for slot in allowed.tolist()]
+        if ejections.out.keys() >= set(ids):
+            # One that is probed may be whole again any moment.
+            wait_s = max(1.0, min(ejections.remaining_s(each, now) for each in ids))
+            message = f"every endpoint of {model!r} keeps failing its requests"
+            return AllEjected(message, retry_after_s=wait_s, model=model, tenant=tenant)
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
 
 

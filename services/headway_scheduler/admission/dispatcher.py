@@ -5,7 +5,7 @@ between them. Time is passed in; a simulator drives the same object.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final
 
@@ -17,9 +17,11 @@ from headway_scheduler.admission.choosing import Choice, Chooser, names_endpoint
 from headway_scheduler.admission.drain import DrainRates, Pool
 from headway_scheduler.admission.explaining import Explanation, rows_of
 from headway_scheduler.admission.fairness import DEFAULT_WEIGHTS, FairShare, ServiceWeights
+from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import DEFAULT_LIMITS, Hold, HoldLimits, HoldOrder, Holds, Line, Waiter, Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
+from headway_scheduler.admission.retries import Retries, RetryConfig
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Tenant
@@ -63,6 +65,8 @@ class DispatcherConfig:
     max_index_blocks: int = 4096
     kv_quantile: float | None = None
     time_scale: float = 1.0
+    guards: GuardConfig = field(default_factory=GuardConfig)
+    retries: RetryConfig = field(default_factory=RetryConfig)
 
 
 class Dispatcher:
@@ -91,6 +95,7 @@ class Dispatcher:
         self.holds = Holds(self.config.limits)
         self.fair = FairShare(fleet.arenas, self.config.service)
         self.quotas = QuotaBook()
+        self.retries = Retries(self.config.retries, self._active)
         self.wake: Callable[[], None] = lambda: None
         self.on_refused: Callable[[Request, HeadwayError], None] = lambda _request, _error: None
         self.settled_at = float("-inf")
@@ -98,7 +103,14 @@ class Dispatcher:
             fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
         )
         self._chooser = Chooser(
-            fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale, 1 + self.config.fallbacks
+            fleet,
+            self.prefixes,
+            fingerprints,
+            registry,
+            random,
+            self.config.time_scale,
+            1 + self.config.fallbacks,
+            self.config.guards,
         )
         self._booker = Booker(
             fleet,
@@ -108,6 +120,7 @@ class Dispatcher:
             costs,
             history,
             salts,
+            self.retries,
             fallbacks=self.config.fallbacks,
             max_index_blocks=self.config.max_index_blocks,
             kv_quantile=self.config.kv_quantile,
@@ -149,7 +162,13 @@ class Dispatcher:
             if not _same(held.work, work):
                 raise RequestIdInUse(request.request_id)
             return held.join(owner, self._until(request, now, deadline))
-        self.quotas.admit(tenant, request.model, work.estimated_tokens, now)
+        if request.excluded:
+            self.retries.admit(work, self._retry_after(work.request, now))
+        try:
+            self.quotas.admit(tenant, request.model, work.estimated_tokens, now)
+        except BaseException:
+            self.retries.over(work)
+            raise
         try:
             outcome = self._dispatch_or_hold(work, now, deadline)
         except BaseException:
@@ -430,7 +449,8 @@ class Dispatcher:
         live.claims = claims + 1
         endpoint = self.fleet.by_slot[live.slot]
         if names_endpoint(endpoint.id, endpoint.spec.address, work.request.excluded):
-            self.fleet.record_outcome(endpoint, True, now)
+            self.fleet.record_outcome(endpoint, True, now, live)
+            self.retries.admit(before, self._retry_after(work.request, now))
             self._elsewhere(live, before, work, now)
         return before.decision
 
@@ -443,7 +463,8 @@ class Dispatcher:
         self._booker.count(choice.slot)
         if before.decision is not None:
             why = self._booker.why(work, choice, live.matched_tokens, live.predicted_ttft_ms, now)
-            before.decision = replace(before.decision, fallbacks=self._booker.fallbacks(choice), why=why)
+            fallbacks = self._booker.fallbacks(choice, work.request.model)
+            before.decision = replace(before.decision, fallbacks=fallbacks, why=why)
 
     def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError | None) -> Waiter:
         """Keep the request waiting; where it may not wait, raise `otherwise`, or Saturated."""
@@ -491,6 +512,7 @@ class Dispatcher:
 
     def _refund(self, work: Work) -> None:
         self.quotas.refund(work.request.tenant, work.request.model, work.estimated_tokens)
+        self.retries.over(work)
 
     def _until(
         self, request: Request, now: float, deadline: float | None, otherwise: HeadwayError | None = None
@@ -531,6 +553,8 @@ class Dispatcher:
         work = reservation.attachment
         if not isinstance(work, Work):
             return
+        if work.retry:
+            self.retries.over(work)
         self._drain.ended(self._where(work.request), now)
         if cause is EndCause.REPORTED:
             return  # what it used is settled by who reported it
@@ -539,6 +563,10 @@ class Dispatcher:
         used = work.estimated_tokens if unreported else 0.0
         self.quotas.settle(reservation.tenant, reservation.model, work.estimated_tokens, used)
         self.fair.settle(work, None if unreported else 0.0)
+
+    def _active(self, model: str) -> int:
+        """Requests in flight on the endpoints that serve a model."""
+        return int(self.fleet.columns.inflight[self.fleet.pool(model)].sum())
 
     def _on_room(self) -> None:
         if len(self.holds):

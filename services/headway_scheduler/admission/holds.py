@@ -55,9 +55,9 @@ class Work(msgspec.Struct, eq=False):
     learns from; `ttft_ms` is as reported; `kv` is the prompt as engines' KV events know it, where any might;
     `least_prefill_ms` is its prefill on the best candidate, as last priced;
     `urgent`: it has waited so long that it goes before all others of its priority;
-    `patient`: it may be held at all; `split`: which of its model's splits it was drawn for last; `cached`: of its
-    prompt where it would go, as last priced; `charge`: what its tenant was charged for it (`fairness`); `first_at`:
-    since when it is the first of its tenant's line.
+    `patient`: it may be held at all; `split`: which of its model's splits it was drawn for last; `retry`: it counts as
+    a retry now (`Retries`); `cached`: of its prompt where it would go, as last priced; `charge`: what its tenant was
+    charged for it (`fairness`); `first_at`: since when it is the first of its tenant's line.
     """
 
     request: Request
@@ -83,6 +83,7 @@ class Work(msgspec.Struct, eq=False):
     charge: Charge | None = None
     first_at: float | None = None
     split: str = ""
+    retry: bool = False
 
     @property
     def data(self) -> bytes:

@@ -60,8 +60,10 @@ class Reporting:
     ) -> tuple[ReportStatus, str]:
         owner.sends_first_token = True
         first = self.dispatcher.ledger.first_token(reservation, now)
+        self.dispatcher.fleet.answered(reservation, now)
         work = reservation.attachment
         if first and isinstance(work, Work):
+            self.dispatcher.retries.over(work)  # it went well: what may still be tried again is not this one
             work.ttft_ms = report.ttft_ms
             if work.flight is not None:
                 self.costs.first_token(work.flight, report.ttft_ms, now)
@@ -76,7 +78,9 @@ class Reporting:
         before = fleet.by_slot[reservation.slot]
         if report.endpoint in (before.id, before.spec.address):
             return ReportStatus.DUPLICATE, ""
-        fleet.record_outcome(before, True, now)
+        fleet.record_outcome(before, True, now, reservation)
+        if isinstance(reservation.attachment, Work):
+            self.dispatcher.retries.count(reservation.attachment)
         self.dispatcher.move(reservation, endpoint, now)
         return ReportStatus.APPLIED, ""
 
@@ -88,9 +92,10 @@ class Reporting:
             self._learn(reservation, work, report, now)
         if isinstance(work, Work):
             dispatcher.fair.settle(work, self._service(work, reservation, report))
-        dispatcher.ledger.end(reservation, EndCause.REPORTED, now)
+        # Before its end: what was a probe tells what it came to, and leaves no gap for another.
         if report.outcome.is_endpoints_fault or succeeded:
-            dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now)
+            dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now, reservation)
+        dispatcher.ledger.end(reservation, EndCause.REPORTED, now)
         if not isinstance(work, Work):
             return
         used = (usage.prompt_tokens or reservation.prompt_tokens) + (usage.completion_tokens or 0.0)

@@ -71,6 +71,9 @@ class FleetView(Protocol):
 
     def check_disruption(self, name: str) -> None:
         """Raise DisruptionBudgetBroken if a model had too few endpoints without this node or endpoint."""
+
+    def lift_ejection(self, endpoint: str) -> None:
+        """Let an endpoint back in that is ejected; nothing else changes."""
         ...
 
     def forget_node(self, name: str) -> None:
@@ -419,6 +422,8 @@ class AdminService(AdminServicer):
         state = scheduling_state(request.state, "state")
         write = write_of("SetEndpointState", request)
         await self._set_state(request, state, write, lambda: self._store.set_endpoint_state(endpoint, state, write))
+        if state is SchedulingState.ACTIVE:
+            self._fleet.lift_ejection(endpoint)
         return pb.SetEndpointStateResponse(endpoint=self._endpoint(request.name, state))
 
     async def _set_state(

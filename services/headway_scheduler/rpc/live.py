@@ -17,7 +17,7 @@ class LiveFleet:
     """Reads the scheduler's memory."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler, self._fleet = scheduler, scheduler.fleet
+        self._scheduler, self._fleet, self._clock = scheduler, scheduler.fleet, scheduler.clock
 
     def nodes(self) -> Sequence[NodeView]:
         """Every node known, connected or not."""
@@ -90,6 +90,12 @@ class LiveFleet:
             left = sum(bool(is_open[slot]) and slot not in closing for slot in pool)
             if left < required:
                 raise DisruptionBudgetBroken(name, f"{MODELS}/{model}", left, required)
+
+    def lift_ejection(self, endpoint: str) -> None:
+        """Let an endpoint back in that is ejected; nothing else changes."""
+        found = self._fleet.endpoints.get(endpoint)
+        if found is not None:
+            self._fleet.lift_ejection(found, self._clock())
 
     def forget_node(self, name: str) -> None:
         """Drop a node that is not connected. Raises InUse if it is, UnknownResource if there is none."""

@@ -27,6 +27,7 @@ TOLD_IN_WORDS = {
     "admin_token_file",
     "bootstrap",
     "tokenizers_dir",
+    "guards_off",
     "seed",
 }
 
