@@ -1,20 +1,23 @@
 """`headway auth`: who am I, and credentials' tokens made, rotated and revoked."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from headway.admin.v1 import admin_pb2 as pb
 from headway.fleet.v1 import fleet_pb2
 
 from headway_cli.command import command, group
+from headway_cli.durations import seconds_of
 from headway_cli.kinds import CREDENTIALS
 from headway_cli.messages import to_plain
 from headway_cli.output import print_item
 from headway_cli.resources import Name, done, list_command, show_token
 from headway_cli.session import Session
-from headway_cli.times import duration
 
 __all__ = ["add_token_verbs", "auth_app"]
+
+_MOST_S: Final = 1e9
+"""What a message can carry; the scheduler refuses far less."""
 
 
 def auth_app() -> typer.Typer:
@@ -57,7 +60,7 @@ def _rotate(
     ] = "1h",
 ) -> None:
     request = pb.RotateCredentialRequest(name=CREDENTIALS.full_name(name))
-    request.overlap.FromTimedelta(duration(overlap, "--overlap"))
+    request.overlap.FromMilliseconds(int(min(seconds_of(overlap, "--overlap"), _MOST_S) * 1e3))
     with session.client() as client:
         response = client.write(client.admin.RotateCredential, request)
     show_token(session, response.credential, response.token, "rotated")

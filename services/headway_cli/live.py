@@ -13,14 +13,13 @@ from headway.admin.v1 import admin_pb2 as pb
 
 from headway_cli.client import Client
 from headway_cli.command import command, group
-from headway_cli.durations import seconds_of
+from headway_cli.durations import moment_of, seconds_of
 from headway_cli.errors import NotInTime, Unreachable
 from headway_cli.kinds import qualified
 from headway_cli.messages import to_plain
 from headway_cli.output import print_item, print_plain, print_rows, print_text
 from headway_cli.resources import Name, done
 from headway_cli.session import Output, Session
-from headway_cli.times import moment
 
 __all__ = ["add_audit", "live_apps"]
 
@@ -194,7 +193,7 @@ def add_audit(app: typer.Typer) -> None:
     ) -> None:
         request = pb.ListAuditEntriesRequest(resource=resource, principal=principal.removeprefix("credentials/"))
         if since:
-            request.since.FromDatetime(moment(since, "--since", datetime.now(UTC)))
+            request.since.FromDatetime(moment_of(since, "--since", datetime.now(UTC)))
         with session.client() as client:
             entries = client.pages(client.admin.ListAuditEntries, request, "audit_entries")
             rows = [to_plain(entry) for entry in itertools.islice(entries, limit)]

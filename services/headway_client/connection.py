@@ -90,20 +90,18 @@ class Connection:
         self._target = self._targets[0]
         self._silent_until: dict[str, float] = {}
         self._met_standby = False
-        self._channel_in_use: grpc.aio.Channel | None = None
+        self._in_use: tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]] | None = None
 
     async def identify(self, keys: Sequence[bytes]) -> pb.IdentifyKeysResponse:
         """Ask the present scheduler whose keys these are, by their SHA-256. Raises RouteRefused."""
-        channel, nobody = (
-            self._channel_in_use,
-            RouteRefused(grpc.StatusCode.UNAVAILABLE, "NO_SCHEDULER", "none answers"),
-        )
-        if channel is None:
+        nobody = RouteRefused(grpc.StatusCode.UNAVAILABLE, "NO_SCHEDULER", "none answers")
+        if self._in_use is None:
             raise nobody
+        channel, metadata = self._in_use
         try:
             request = pb.IdentifyKeysRequest(key_sha256=keys)
             stub = routing_pb2_grpc.RouterStub(channel)
-            return await stub.IdentifyKeys(request, timeout=self._options.connect_timeout_s, metadata=self._metadata())
+            return await stub.IdentifyKeys(request, timeout=self._options.connect_timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise refusal_from_rpc(error) from None
         except asyncio.CancelledError:
@@ -111,7 +109,7 @@ class Connection:
             if task is not None and task.cancelling():
                 raise
             raise nobody from None  # the channel was closed meanwhile
-        except (grpc.aio.UsageError, OSError):
+        except grpc.aio.UsageError:
             raise nobody from None
 
     async def run(self) -> None:
@@ -183,11 +181,11 @@ class Connection:
             self._stats.connect_failures += 1
             return False
         async with channel:
-            self._channel_in_use = channel
+            self._in_use = channel, metadata
             try:
                 welcomed_at = await self._hold(channel, target, metadata)
             finally:
-                self._channel_in_use = None
+                self._in_use = None
         if welcomed_at is None:
             self._stats.connect_failures += 1
             return False

@@ -115,7 +115,10 @@ class GatewaySettings(BaseSettings):
         """The gateway's own token, as its file has it now. Raises OSError."""
         if self.token_file is None:
             return self.token.get_secret_value()
-        return self.token_file.read_text(encoding="ascii", errors="replace").strip()
+        try:
+            return self.token_file.read_text(encoding="ascii").strip()
+        except UnicodeDecodeError:
+            raise OSError(f"{self.token_file} is not ASCII") from None
 
     @model_validator(mode="after")
     def _check_host(self) -> "GatewaySettings":

@@ -697,11 +697,10 @@ class Fleet:
             if without * 100.0 > self.config.ejection.max_percent * len(pool) or not self._rest(endpoint, pool, out):
                 return True
         # Those tenants that have routed since the fleet changed last.
-        for (_, model, _), (own, burst) in self._candidates.items():
-            if model in endpoint.spec.models and (endpoint.slot in own or endpoint.slot in burst):
-                usable = np.concatenate((own, burst))
-                if not self._rest(endpoint, usable, out):
-                    return True
+        for tenant, model, adapter in list(self._lanes):
+            usable = np.concatenate(self.candidates(tenant, model, adapter))
+            if endpoint.slot in usable and not self._rest(endpoint, usable, out):
+                return True
         return False
 
     def _rest(self, endpoint: Endpoint, slots: Slots, out: list[Endpoint]) -> int:

@@ -28,10 +28,10 @@ def test_a_token_is_rotated_with_an_overlap_and_revoked(headway: Headway) -> Non
     assert "is revoked" in headway.error("auth", "rotate", "gw")
 
 
-@pytest.mark.parametrize("overlap", ["1", "h", "-1h", "1w", "1.5h", "31d"])
+@pytest.mark.parametrize("overlap", ["h", "-1h", "1y", "31d", "99999999999d"])
 def test_an_overlap_is_a_duration_of_at_most_thirty_days(headway: Headway, overlap: str) -> None:
     headway.text("credentials", "create", "gw", "role=viewer")
-    code = 1 if overlap == "31d" else 2
+    code = 1 if overlap.endswith("d") else 2
     assert "overlap" in headway.error("auth", "rotate", "gw", f"--overlap={overlap}", code=code)
 
 
@@ -66,7 +66,8 @@ def test_audit_is_filtered(headway: Headway) -> None:
     assert found("--principal", "credentials/nobody") == []
     assert len(found("--principal", "local", "--since", "1h")) == 3
     assert found("--since", "2999-01-01T00:00:00Z") == []
-    assert "--since" in headway.error("audit", "--since", "yesterday", code=2)
+    for wrong in ("yesterday", "999999999d"):
+        assert "--since" in headway.error("audit", "--since", wrong, code=2)
 
 
 @pytest.fixture
