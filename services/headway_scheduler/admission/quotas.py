@@ -1,11 +1,13 @@
 """What a tenant may use, in all and of each model: requests and tokens a minute, and requests in flight."""
 
 from dataclasses import dataclass
+from math import isinf
 from typing import Final
 
 import msgspec
 
 from headway_scheduler.domain.desired import Quotas, Tenant
+from headway_scheduler.domain.rate_limits import RateLimit, RateLimits
 from headway_scheduler.errors import TenantInflight, TenantRequests, TenantTokens
 
 __all__ = ["QuotaBook"]
@@ -24,9 +26,11 @@ class _Bucket:
     at: float
 
     def refill(self, per_minute: float, now: float) -> None:
+        if now == self.at and per_minute == self.per_minute:
+            return
         self.per_minute = per_minute
-        self.level = min(per_minute, self.level + (now - self.at) * per_minute / 60)
-        self.at = now
+        self.level = min(per_minute, self.level + max(0.0, now - self.at) * per_minute / 60)
+        self.at = max(self.at, now)
 
     def give(self, amount: float) -> None:
         self.level = min(self.per_minute, self.level + amount)
@@ -37,6 +41,8 @@ class _Bucket:
 
     def wait_s(self, amount: float) -> float:
         """How long until `amount` is there; an amount above the whole bucket needs a full one."""
+        if amount <= self.level:
+            return 0.0
         missing = min(amount, self.per_minute) - self.level
         return max(0.0, missing * 60 / self.per_minute)
 
@@ -91,6 +97,13 @@ class QuotaBook:
                 account.requests.level -= 1
             if account.tokens is not None:
                 account.tokens.level -= tokens
+
+    def standing(self, tenant: str, now: float) -> RateLimits | None:
+        """What the tenant has left in all; None: it has no quotas a minute."""
+        account = self._accounts.get((tenant, _WHOLE))
+        if account is None or (account.requests is None and account.tokens is None):
+            return None
+        return RateLimits(_limit_of(account.requests, now), _limit_of(account.tokens, now))
 
     def resume(self, tenant: Tenant, model: str, tokens: float, now: float, *, uncounted: bool) -> None:
         """Count what runs already. `uncounted`: no scheduler admitted it, so that it is one request more."""
@@ -164,19 +177,32 @@ class QuotaBook:
         return account
 
 
+def _limit_of(bucket: _Bucket | None, now: float) -> RateLimit | None:
+    if bucket is None or isinf(bucket.per_minute):  # restored, and not used since: its quota is not known here
+        return None
+    bucket.refill(bucket.per_minute, now)
+    return RateLimit(round(bucket.per_minute), max(0, int(bucket.level)), bucket.wait_s(bucket.per_minute))
+
+
 def _check(account: _Account, tenant: str, model: str, quotas: Quotas, tokens: float) -> None:
     """Raise the quota that has no room for one more request of so many tokens."""
-    facts = {"tenant": tenant} | ({"model": model} if model else {})
-    who = f"tenant {tenant!r}" + (f", model {model!r}," if model else "")
     if quotas.max_inflight and account.inflight >= quotas.max_inflight:
+        who, facts = _named(tenant, model)
         message = f"{who} has {account.inflight} requests in flight, its limit"
         raise TenantInflight(message, retry_after_s=1.0, **facts)
     if account.requests is not None and (wait := account.requests.wait_s(1.0)) > 0:
+        who, facts = _named(tenant, model)
         message = f"{who} has used its {quotas.requests_per_minute} requests a minute"
         raise TenantRequests(message, retry_after_s=wait, **facts)
     if account.tokens is not None and (wait := account.tokens.wait_s(tokens)) > 0:
+        who, facts = _named(tenant, model)
         message = f"{who} has used its {quotas.tokens_per_minute} tokens a minute"
         raise TenantTokens(message, retry_after_s=wait, **facts)
+
+
+def _named(tenant: str, model: str) -> tuple[str, dict[str, str]]:
+    facts = {"tenant": tenant} | ({"model": model} if model else {})
+    return f"tenant {tenant!r}" + (f", model {model!r}," if model else ""), facts
 
 
 def _limited(bucket: _Bucket | None, per_minute: float, now: float) -> _Bucket | None:

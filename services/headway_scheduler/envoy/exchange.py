@@ -22,6 +22,7 @@ from headway_scheduler.admission.observing import is_routed
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import EVERYBODY, Principal
+from headway_scheduler.domain.rate_limits import RateLimits
 from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Report, ServedBy, Usage
 from headway_scheduler.envoy import replies
 from headway_scheduler.envoy.answer import Answer, Renaming
@@ -100,6 +101,7 @@ class Exchange:
         self._reservation_id = ""
         self._endpoint = ""
         self._prompt_tokens = 0
+        self._limits: RateLimits | None = None
         self._open = False
         self._waiting_for_token = True
         self._sent = 0.0
@@ -269,9 +271,14 @@ class Exchange:
         outcome = scheduler.dispatcher.submit(request, tenant, self._owner, scheduler.clock(), self._deadline())
         decision = await self._settled(HeldCall(scheduler, outcome)) if isinstance(outcome, Waiter) else outcome
         self._reservation_id, self._endpoint = decision.reservation_id, decision.endpoint.spec.address
-        self._prompt_tokens = decision.why.prompt_tokens
+        self._prompt_tokens, self._limits = decision.why.prompt_tokens, decision.rate_limits
         self._open, self._sent = True, scheduler.clock()
         return decision
+
+    @property
+    def _answer_headers(self) -> Mapping[str, str]:
+        """What the client is told of its quotas."""
+        return {} if self._limits is None else self._limits.headers()
 
     def _deadline(self) -> float | None:
         """When Envoy gives up waiting for our answer; None: it does not."""
@@ -341,7 +348,9 @@ class Exchange:
         if answer.status >= 400 or message.response_headers.end_of_stream:
             self._finish(answer.outcome())
         if answer.changes and self._response_mode in _AS_IT_COMES and "content-length" in headers:
-            await self._context.write(replies.response_headers(["content-length"]))
+            await self._context.write(replies.response_headers(["content-length"], self._answer_headers))
+        elif self._answer_headers:
+            await self._context.write(replies.response_headers([], self._answer_headers))
         else:
             await self._context.write(replies.GO_ON["response_headers"])
 

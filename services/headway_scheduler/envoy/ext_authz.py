@@ -107,7 +107,11 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
             self._scheduler.count_refusal(error)
             raise
         return _allowed(
-            destinations(decision, self._scheduler.addresses), head, decision.reservation_id, decision.endpoint.headers
+            destinations(decision, self._scheduler.addresses),
+            head,
+            decision.reservation_id,
+            decision.endpoint.headers,
+            _NONE if decision.rate_limits is None else decision.rate_limits.headers(),
         )
 
     def _is_bypassed(self, principal: Principal, head: Head, plane: Plane) -> bool:
@@ -178,6 +182,7 @@ def _allowed(
     head: Head,
     reservation_id: str = "",
     headers: Mapping[str, str] = _NONE,
+    answer_headers: Mapping[str, str] = _NONE,
     observation: str = "",
 ) -> external_auth_pb2.CheckResponse:
     response = external_auth_pb2.CheckResponse()
@@ -185,6 +190,7 @@ def _allowed(
     given = {DESTINATION: destination, **headers} if destination else {}
     ok.headers.extend(_header(name, value) for name, value in given.items())
     ok.headers_to_remove.extend(name for name in head.strip if name not in given)
+    ok.response_headers_to_add.extend(_header(name, value) for name, value in answer_headers.items())
     if reservation_id:
         response.dynamic_metadata.fields[RESERVATION].string_value = reservation_id
     if observation:

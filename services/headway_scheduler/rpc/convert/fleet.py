@@ -10,7 +10,7 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.certificates import expires_at
 from headway_scheduler.domain.device import DeviceEventKind
 from headway_scheduler.domain.measurement import MissingReason
-from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES
+from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES, TENANTS
 from headway_scheduler.fleet.fleet import Endpoint, Node
 from headway_scheduler.rpc.convert.admin import bypassed_names
 from headway_scheduler.rpc.convert.routing import known
@@ -24,6 +24,8 @@ from headway_scheduler.store.schema import REVISION as SCHEMA
 from headway_scheduler.strategies.base import SoftGuard
 
 __all__ = ["endpoint_to_proto", "node_to_proto", "observations_to_proto", "status_to_proto"]
+
+_MOST_SHARES = 200
 
 
 def _expiry_of(certificate: Path) -> float | None:
@@ -163,7 +165,21 @@ def status_to_proto(scheduler: Scheduler, version: str) -> pb.GetStatusResponse:
         )
         for each in scheduler.registry.installed.values()
     ]
+    dispatcher, inflight = scheduler.dispatcher, scheduler.ledger.tenant_inflight
+    shares = [
+        pb.TenantShare(
+            tenant=f"{TENANTS}/{each.tenant}",
+            arena=f"{GPU_GROUPS}/{each.arena}",
+            weight=each.weight,
+            service=each.service,
+            ahead=each.ahead,
+            holds=dispatcher.holds.tenants.get(each.tenant, 0),
+            reservations=inflight.get(each.tenant, 0),
+        )
+        for each in dispatcher.fair.shares(_MOST_SHARES)
+    ]
     response = pb.GetStatusResponse(
+        shares=shares,
         scheduler=scheduler.config.name,
         epoch=scheduler.epoch,
         version=version,
