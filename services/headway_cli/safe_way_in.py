@@ -9,7 +9,7 @@ from headway.fleet.v1 import fleet_pb2
 from headway_cli.command import command, group
 from headway_cli.kinds import qualified
 from headway_cli.messages import Plain, to_plain
-from headway_cli.output import print_item, print_rows
+from headway_cli.output import print_item, print_rows, print_text
 from headway_cli.session import Output, Session
 
 __all__ = ["bypass_app", "observe_app"]
@@ -71,6 +71,9 @@ def observe_app() -> typer.Typer:
             return
         rows = [_row(each) for each in answer.observations]
         print_rows(session, rows, tuple(rows[0]) if rows else (), "nothing was watched yet: docs/safe-way-in.md")
+        if answer.unpriced and session.output is Output.TABLE:
+            told = ", ".join(f"{reason} {count}" for reason, count in sorted(answer.unpriced.items()))
+            print_text(f"not priced: {told}")
 
     return app
 

@@ -125,10 +125,13 @@ def _observations(scheduler: Scheduler) -> "list[CounterMetricFamily | GaugeMetr
         compared.add_metric(key, tally.compared)
         served.add_metric(key, tally.predicted_served_ms / 1e3)
         chosen.add_metric(key, tally.predicted_chosen_ms / 1e3)
+    unpriced = CounterMetricFamily("headway_observed_unpriced", "Requests nothing can be said of.", labels=["reason"])
+    for reason, count in scheduler.observations.unpriced.items():
+        unpriced.add_metric([reason], count)
     bypassed = GaugeMetricFamily("headway_bypassed", "1: these requests are left alone.", labels=["tenant"])
     for tenant in scheduler.desired.bypassed:
         bypassed.add_metric([tenant], 1)
-    return [seen, agreed, compared, served, chosen, bypassed]
+    return [seen, agreed, compared, served, chosen, unpriced, bypassed]
 
 
 def _authentication_failures(scheduler: Scheduler) -> CounterMetricFamily:

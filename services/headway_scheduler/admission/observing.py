@@ -85,6 +85,8 @@ class Observations:
 
     def __init__(self) -> None:
         self.tallies: dict[tuple[str, str], Tally] = {}
+        self.unpriced: dict[str, int] = {}
+        """Requests that were seen and could not be priced, by reason."""
         self._pending: OrderedDict[str, Verdict] = OrderedDict()
 
     def wait(self, key: str, verdict: Verdict) -> None:
@@ -96,6 +98,10 @@ class Observations:
     def take(self, key: str) -> Verdict | None:
         """The verdict that waits under this key, once."""
         return self._pending.pop(key, None)
+
+    def count_unpriced(self, reason: str) -> None:
+        """A request went by that nothing can be said of: its model is unknown, or its body no request."""
+        self.unpriced[reason] = self.unpriced.get(reason, 0) + 1
 
     def count(self, verdict: Verdict, slot: int | None) -> None:
         """It went to `slot`; None: to where nobody knows. Once for each verdict."""

@@ -64,9 +64,7 @@ class ObservedExchange:
                 if handle is not None:
                     await handle(self, message)
         except (ApiError, HeadwayError) as error:
-            # Not ours to answer: the request goes its way, and what we would have refused is known.
-            if isinstance(error, HeadwayError):
-                self._scheduler.count_refusal(error)
+            self._scheduler.observations.count_unpriced(error.reason)  # the request goes its way
         finally:
             self._finish(Outcome.CANCELLED if self._answer is None else self._answer.outcome())
 

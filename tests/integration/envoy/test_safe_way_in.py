@@ -62,12 +62,12 @@ async def test_what_another_router_places_is_watched_and_compared(planes):
         assert seen.actual_ms > 0
 
 
-async def test_what_would_have_been_refused_is_counted_and_goes_its_way(planes):
+async def test_what_cannot_be_priced_is_counted_and_goes_its_way(planes):
     async with planes(OBSERVED, metadata={"x-headway-observe": "true"}) as plane:
         scheduler = plane.served.scheduler
         await ask(plane, chat(model="nobody-knows-it"))
-        await eventually(lambda: scheduler.refusals.get("UNKNOWN_MODEL") == 1)
-        assert not scheduler.observations.tallies
+        await eventually(lambda: scheduler.observations.unpriced == {"UNKNOWN_MODEL": 1})
+        assert (scheduler.observations.tallies, scheduler.refusals) == ({}, {})
 
 
 @pytest.mark.parametrize("mode", MODES)

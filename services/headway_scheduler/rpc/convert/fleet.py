@@ -37,7 +37,7 @@ def _expiry_of(certificate: Path) -> float | None:
 
 def observations_to_proto(scheduler: Scheduler) -> pb.GetObservationsResponse:
     """What was seen of requests that others placed."""
-    response = pb.GetObservationsResponse()
+    response = pb.GetObservationsResponse(unpriced=scheduler.observations.unpriced)
     response.since.FromNanoseconds(int(scheduler.started_at * 1e9))
     for (tenant, model), tally in sorted(scheduler.observations.tallies.items()):
         response.observations.add(tenant=tenant, model=model, **asdict(tally))
