@@ -1,15 +1,21 @@
 """Bypass and shares as data planes that link the client see them; who asks all the same; and what is written of it."""
 
+import contextlib
 import random
 
+import aiohttp
 import grpc
 import pytest
+from fakes.openai_engine import OpenAIEngine
 from fakes.scheduler import refused, serving
 from fakes.waiting import eventually
 from headway.admin.v1 import admin_pb2 as apb
 from headway.fleet.v1 import fleet_pb2 as fpb
 from headway.routing.v1 import routing_pb2 as rpb
+from headway.telemetry.v1.telemetry_pb2 import EngineEndpoint
 from headway_client import ClientOptions, HeadwayClient
+from headway_gateway.app import Gateway
+from headway_gateway.config import GatewaySettings
 
 
 @pytest.fixture
@@ -146,3 +152,35 @@ async def test_a_strategy_rolls_back_to_what_it_was_and_the_next_route_uses_it(s
     assert restored.parameters == before.parameters
     assert served.scheduler.registry.installed["adaptive"].config.parameters == dict(before.parameters)
     assert (await served.route()).decision.strategy == before.name
+
+
+async def test_the_gateway_serves_on_while_it_is_bypassed(served):
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await OpenAIEngine().start() for _ in range(2)]
+        for engine in engines:
+            stack.push_async_callback(engine.stop)
+        await served.agent("n", *[EngineEndpoint(address=each.address, models=["m"], ready=True) for each in engines])
+        target = f"127.0.0.1:{served.server.port}"
+        settings = GatewaySettings(port=0, schedulers=[target], api_keys={"sk": "default"})
+        gateway = await stack.enter_async_context(Gateway(settings))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        await eventually(lambda: gateway.client.connected and gateway.client.models("default"))
+
+        async def alone():
+            body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+            url, key = f"http://127.0.0.1:{gateway.port}/v1/chat/completions", {"Authorization": "Bearer sk"}
+            async with http.post(url, json=body, headers=key) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+            return gateway.client.stats.bypassed_routes
+
+        assert await alone() == 0
+        await set_bypass(served, on=True)
+        await eventually(lambda: gateway.client.view.bypassed)
+        assert [await alone() for _ in range(4)] == [1, 2, 3, 4]
+        assert served.scheduler.dispatcher.routes == 1
+        await eventually(lambda: served.scheduler.fail_open_routes == {"default": 4})
+        await set_bypass(served, on=False)
+        await eventually(lambda: not gateway.client.view.bypassed)
+        assert await alone() == 4
+        await eventually(lambda: not served.reservations)
