@@ -107,7 +107,9 @@ def _manager(where: str, manager: Json, hold_s: float) -> Iterator[Finding]:
 
 
 def _routes(config: Any, where: str, manager: Json, hold_s: float) -> Iterator[Finding]:
-    clusters = _clusters(config)
+    watched = [picker.get("observability_mode") for _, picker in _typed(manager, "ExternalProcessor", where)]
+    # Where every picker only watches, the clusters are somebody else's.
+    clusters = {} if watched and all(watched) else _clusters(config)
     for host in manager.get("route_config", {}).get("virtual_hosts", ()):
         for route in host.get("routes", ()):
             action = route.get("route")

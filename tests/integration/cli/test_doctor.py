@@ -199,7 +199,7 @@ def test_an_engine_that_takes_no_connection_is_named(database_url):
         assert "127.0.0.1:1: it takes no connection" in headway.run("doctor", "--connect", code=2).stdout
 
 
-@pytest.mark.parametrize("name", ["fail-open", "light"])
+@pytest.mark.parametrize("name", ["fail-open", "light", "observe"])
 def test_the_configurations_of_this_repository_are_well(name):
     config = yaml.safe_load((DEPLOY / f"{name}.yaml").read_text())
     assert examine_envoy(config, name, 30.0) == []

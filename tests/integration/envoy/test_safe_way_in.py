@@ -1,14 +1,22 @@
 """Watched first, then a share, then all, and out of the way in one write: with the real Envoy."""
 
+import contextlib
+import hashlib
 from dataclasses import replace
 
+import aiohttp
 import pytest
-from fakes.deployed import TOKEN, WRITE, deployed
-from fakes.envoy import DESTINATION
+import yaml
+from fakes.deployed import DEPLOY, TOKEN, WRITE, deployed
+from fakes.envoy import DESTINATION, running_envoy, socket_address
+from fakes.openai_engine import OpenAIEngine
+from fakes.scheduler import serving
 from fakes.waiting import eventually
 from headway.admin.v1 import admin_pb2 as apb
+from headway.fleet.v1 import fleet_pb2 as fpb
+from headway.telemetry.v1.telemetry_pb2 import EngineEndpoint
 from headway_scheduler.admission.observing import Tally
-from headway_scheduler.domain.desired import Tenant
+from headway_scheduler.domain.desired import Credential, Role, Tenant
 
 DUPLEX = {"request": "FULL_DUPLEX_STREAMED", "response": "FULL_DUPLEX_STREAMED"}
 TOLD = {"response_attributes": ["upstream.address", "response.code_details"]}
@@ -139,3 +147,37 @@ async def test_the_light_picker_watches_and_is_bypassed(database_url, tmp_path, 
         await scheduler.refresh()
         assert await plane.served_by() in ("shared1", "shared2")
         assert (tally(plane).requests, scheduler.dispatcher.routes) == (4, 0)
+
+
+async def test_the_configuration_to_begin_with_watches(database_url, tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADWAY_TOKEN", TOKEN)
+    config = yaml.safe_load((DEPLOY / "observe.yaml").read_text())
+    del config["admin"]
+    (listener,), (mine, headway) = config["static_resources"]["listeners"], config["static_resources"]["clusters"]
+    listener["address"] = socket_address("127.0.0.1", 0)
+    async with contextlib.AsyncExitStack() as stack:
+        served = await stack.enter_async_context(serving(database_url))
+        digest = hashlib.sha256(TOKEN.encode()).digest()
+        await served.store.create(Credential("envoy", Role.ROUTER, digest, tenants=("default",)), WRITE)
+        await served.scheduler.refresh()
+        engines = [await OpenAIEngine().start() for _ in range(2)]
+        for engine in engines:
+            stack.push_async_callback(engine.stop)
+        await served.agent("n", *[EngineEndpoint(address=each.address, models=["m"], ready=True) for each in engines])
+        for cluster, addresses in (
+            (mine, [engine.address for engine in engines]),
+            (headway, [f"127.0.0.1:{served.server.port}"]),
+        ):
+            ends = [{"endpoint": {"address": socket_address(*each.split(":"))}} for each in addresses]
+            cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": ends}]
+        envoy = await stack.enter_async_context(running_envoy(config, tmp_path / "envoy"))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        for _ in range(3):
+            async with http.post(f"{envoy.url}/v1/chat/completions", json=chat(stream=True)) as answer:
+                assert "[DONE]" in await answer.text()
+        tallies = served.scheduler.observations.tallies
+        await eventually(lambda: tallies and tallies["default", "m"].timed == 3)
+        assert (tallies["default", "m"].elsewhere, served.scheduler.dispatcher.routes) == (0, 0)
+        await eventually(lambda: not served.reservations)
+        answer = await served.fleet.GetObservations(fpb.GetObservationsRequest())
+        assert [(each.tenant, each.model, each.requests) for each in answer.observations] == [("default", "m", 3)]
