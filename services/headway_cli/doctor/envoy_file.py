@@ -83,10 +83,12 @@ def _ext_proc(where: str, picker: Json, hold_s: float) -> Iterator[Finding]:
 
 
 def _ext_authz(where: str, picker: Json, hold_s: float) -> Iterator[Finding]:
-    timeout_s = _seconds(picker.get("grpc_service", {}).get("timeout"), _DEFAULT_MESSAGE_S)
+    http = picker.get("http_service", {}).get("server_uri")
+    setting, service = ("grpc_service", picker.get("grpc_service", {})) if http is None else ("server_uri", http)
+    timeout_s = _seconds(service.get("timeout"), _DEFAULT_MESSAGE_S)
     if timeout_s < hold_s:
-        what = f"grpc_service.timeout is {timeout_s:g} s, but a request may be held for {hold_s:g} s"
-        yield Finding(_ERROR, "envoy_message_timeout", where, what, f"grpc_service.timeout: {hold_s + _MARGIN_S:g}s")
+        what = f"{setting}.timeout is {timeout_s:g} s, but a request may be held for {hold_s:g} s"
+        yield Finding(_ERROR, "envoy_message_timeout", where, what, f"{setting}.timeout: {hold_s + _MARGIN_S:g}s")
     if not picker.get("failure_mode_allow"):
         what = "failure_mode_allow is false: while no scheduler answers, requests are refused"
         yield Finding(_WARNING, "envoy_failure_mode", where, what, "failure_mode_allow: true, unless that is meant")

@@ -199,10 +199,17 @@ def test_an_engine_that_takes_no_connection_is_named(database_url):
         assert "127.0.0.1:1: it takes no connection" in headway.run("doctor", "--connect", code=2).stdout
 
 
-@pytest.mark.parametrize("name", ["fail-open", "light", "observe"])
+@pytest.mark.parametrize("name", ["fail-open", "light", "light-http", "observe"])
 def test_the_configurations_of_this_repository_are_well(name):
     config = yaml.safe_load((DEPLOY / f"{name}.yaml").read_text())
     assert examine_envoy(config, name, 30.0) == []
+
+
+@pytest.mark.parametrize(("name", "setting"), [("light", "grpc_service"), ("light-http", "server_uri")])
+def test_a_light_picker_that_is_not_waited_for_is_found(name, setting):
+    config = yaml.safe_load((DEPLOY / f"{name}.yaml").read_text().replace("timeout: 35s", "timeout: 1s"))
+    (finding,) = examine_envoy(config, name, 30.0)
+    assert (finding.check, finding.fix) == ("envoy_message_timeout", f"{setting}.timeout: 35s")
 
 
 def test_a_configuration_that_refuses_while_nobody_answers_is_told_so():

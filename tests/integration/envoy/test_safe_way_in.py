@@ -133,9 +133,10 @@ async def test_a_bypass_of_one_tenant_is_that_tenants_alone(planes):
         assert plane.served.scheduler.dispatcher.routes == 1
 
 
-async def test_the_light_picker_watches_and_is_bypassed(database_url, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["light", "light-http"])
+async def test_the_light_picker_watches_and_is_bypassed(name, database_url, tmp_path, monkeypatch):
     monkeypatch.setenv("HEADWAY_TOKEN", TOKEN)
-    async with deployed("light", database_url, tmp_path / "envoy") as plane:
+    async with deployed(name, database_url, tmp_path / "envoy") as plane:
         scheduler = plane.served.scheduler
         await set_percent(plane.served, "default", 0)
         for _ in range(4):
