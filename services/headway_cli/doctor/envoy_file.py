@@ -99,13 +99,17 @@ def _manager(where: str, manager: Json, hold_s: float) -> Iterator[Finding]:
     if 0 < idle_s <= hold_s:
         what = f"stream_idle_timeout is {idle_s:g} s: a held request is cut off"
         yield Finding(_ERROR, "envoy_idle_timeout", where, what, f"stream_idle_timeout: {hold_s + 310:g}s")
-    mutations = [
-        each.get("remove") for _, each in _typed(manager, "HeaderMutation", where) for each in each.get("mutations", ())
-    ]
-    if _DESTINATION not in mutations:
+    if _DESTINATION not in _removed(manager, where):
         what = f"a client's own {_DESTINATION} is obeyed wherever nobody picked"
         fix = "early_header_mutation_extensions that remove it, as in deploy/envoy/fail-open.yaml"
         yield Finding(_WARNING, "envoy_trusts_clients", where, what, fix)
+
+
+def _removed(manager: Json, where: str) -> set[str]:
+    """The headers that clients send for nothing: removed before any filter sees them."""
+    # As an HTTP filter the same name holds a mapping, and comes too late.
+    early = (each.get("mutations") for _, each in _typed(manager, "HeaderMutation", where))
+    return {change.get("remove") for changes in early if isinstance(changes, list) for change in changes}
 
 
 def _routes(config: Any, where: str, manager: Json, hold_s: float) -> Iterator[Finding]:
