@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 import typer
 from headway.admin.v1 import admin_pb2
@@ -28,11 +28,12 @@ from headway_cli.messages import Plain
 from headway_cli.output import console, show, table
 from headway_cli.session import Session
 
-__all__ = ["Look", "add_top", "frame"]
+__all__ = ["Look", "add_top", "frame", "watch"]
 
 _USAGE_EVERY_S: Final = 10.0
 _USAGE_OF: Final = timedelta(minutes=5)
-_HEAD_LINES: Final = 7
+_TABLE_LINES: Final = 4
+"""What the endpoints' table has beside its rows: a blank line, its head, a rule, and how many are left out."""
 _MOST_TENANTS: Final = 5
 _PIPED_LINES: Final = 40
 
@@ -63,11 +64,17 @@ def add_top(app: typer.Typer) -> None:
         count: Annotated[int, typer.Option(min=0, help="End after so many frames; 0: never.")] = 0,
     ) -> None:
         with session.client() as client:
-            eye = _Eye(client)
             if once:
-                show(frame(eye.look(), None, _PIPED_LINES))
+                show(frame(_Eye(client).look(), None, _PIPED_LINES))
             else:
-                _watch(eye, console(), interval, count)
+                watch(_Eye(client), console(), interval, count)
+
+
+class Eye(Protocol):
+    """Whoever looks."""
+
+    def look(self) -> Look:
+        """What there is to see now. Raises CliError."""
 
 
 class _Eye:
@@ -107,7 +114,7 @@ class _Eye:
         return tuple((tenant, *sums) for tenant, sums in busiest)  # type: ignore[misc]  # three sums
 
 
-def _watch(eye: _Eye, screen: Console, interval_s: float, count: int) -> None:
+def watch(eye: Eye, screen: Console, interval_s: float, count: int) -> None:
     """In place on a terminal, whatever its size is by then; one below the other in a pipe."""
     before: Look | None = None
     with Live(console=screen, screen=True, auto_refresh=False) if screen.is_terminal else nullcontext() as live:
@@ -129,11 +136,13 @@ def _watch(eye: _Eye, screen: Console, interval_s: float, count: int) -> None:
 
 def frame(now: Look, before: Look | None, lines: int) -> RenderableType:
     """One picture, at most so many lines high. Without a look before it, counts stand in for rates."""
-    parts: list[RenderableType] = [_head(now, before)]
+    head = _head(now, before)
+    parts: list[RenderableType] = [head]
     tenants = now.tenants[:_MOST_TENANTS]
     if tenants:
         parts.append(_tenants(tenants))
-    room = max(1, lines - _HEAD_LINES - (len(tenants) + 3 if tenants else 0))
+    taken = len(head.plain.splitlines()) + (len(tenants) + 1 if tenants else 0)
+    room = max(1, lines - taken - _TABLE_LINES)
     ordered = sorted(now.endpoints, key=lambda each: (-each.inflight, -each.queued_prefill_ms, each.name))
     if ordered:
         parts += [Text(), table([_row(each) for each in ordered[:room]], tuple(_row(ordered[0])), _STYLES)]
@@ -144,7 +153,7 @@ def frame(now: Look, before: Look | None, lines: int) -> RenderableType:
     return Group(*parts)
 
 
-def _head(now: Look, before: Look | None) -> RenderableType:
+def _head(now: Look, before: Look | None) -> Text:
     status = now.status
     running = sum(each.inflight for each in now.endpoints)
     line = Text()

@@ -6,7 +6,8 @@ import re
 from fakes.headway import Headway
 from fakes.postgres import connect
 from headway.fleet.v1 import fleet_pb2
-from headway_cli.top import Look, frame
+from headway_cli.errors import Unreachable
+from headway_cli.top import Look, frame, watch
 from rich.console import Console
 
 
@@ -66,7 +67,7 @@ def test_it_fits_a_small_terminal_and_says_what_is_left_out():
     look = Look(1.0, status(endpoints=50), tuple(endpoint(n, n) for n in range(50)))
     for height in (12, 24, 60):
         text = shown(frame(look, None, height), height=height)
-        assert len(text.splitlines()) <= height + 3
+        assert len(text.splitlines()) <= height
         assert ("more, less busy" in text) == (height < 60)
         assert "10.0.0.49:8000@0" in text
 
@@ -87,3 +88,40 @@ def test_tenants_come_busiest_first_and_no_more_than_fit():
     tenants = tuple((f"t{n}", 10 - n, 100, n) for n in range(9))
     text = shown(frame(Look(1.0, status(), (), tenants), None, 24))
     assert re.findall(r"^t(\d)", text, re.MULTILINE) == ["0", "1", "2", "3", "4"]
+
+
+class Eye:
+    """Looks at what a test says, one after the other."""
+
+    def __init__(self, *looks):
+        self.looks = list(looks)
+
+    def look(self):
+        found = self.looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def test_on_a_terminal_it_redraws_in_place_and_outlives_the_scheduler():
+    screen = Console(file=io.StringIO(), force_terminal=True, width=80, height=12, color_system=None)
+    looks = [Look(1.0, status(routes=1)), Unreachable("no scheduler answers at a:1"), Look(3.0, status(routes=5))]
+    watch(Eye(*looks), screen, 0.0, 3)
+    drawn = screen.file.getvalue()
+    assert drawn.index("routes 1 ") < drawn.index("trying again") < drawn.index("routes 2.0/s")
+    assert "\x1b[?1049h" in drawn, "on a screen of its own"
+    assert drawn.rindex("\x1b[?1049l") > drawn.index("routes 2.0/s"), "which it leaves behind as it was"
+
+
+def test_each_frame_fits_the_size_of_its_moment():
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100, height=40, color_system=None)
+    look = Look(1.0, status(endpoints=60), tuple(endpoint(n, n) for n in range(60)))
+
+    class Resizing(Eye):
+        def look(self):
+            screen.height = 40 if len(self.looks) == 2 else 14
+            return super().look()
+
+    watch(Resizing(look, look), screen, 0.0, 2)
+    left = [int(number) for number in re.findall(r"and (\d+) more", screen.file.getvalue())]
+    assert left == [28, 54]
