@@ -85,6 +85,11 @@ class Scheduler:
                 resume_grace_s=config.resume_grace_s,
                 max_wait_s=config.max_wait_s,
                 max_holds=config.max_holds,
+                guards=config.guards,
+                hard_guards_off=config.hard_guards_off,
+                devices=config.devices,
+                ejection=config.ejection,
+                retries=config.retries,
                 learn=frozenset(
                     part
                     for part, wanted in ((Learned.COSTS, config.learn_costs), (Learned.HISTORY, config.learn_history))

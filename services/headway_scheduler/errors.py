@@ -10,6 +10,7 @@ from typing import ClassVar
 
 __all__ = [
     "AllDraining",
+    "AllEjected",
     "AllUnhealthy",
     "DuplicateName",
     "DuplicateNode",
@@ -23,6 +24,7 @@ __all__ = [
     "NotPermitted",
     "QueueFull",
     "RequestIdInUse",
+    "RetryBudgetSpent",
     "Saturated",
     "ShuttingDown",
     "StaleEtag",
@@ -228,6 +230,12 @@ class TenantInflight(Saturated):
     reason = "TENANT_INFLIGHT"
 
 
+class RetryBudgetSpent(Saturated):
+    """As many retries for this model are in progress as may be."""
+
+    reason = "RETRY_BUDGET"
+
+
 class NoEndpoints(HeadwayError):
     """The model is in the catalogue and no endpoint within the tenant's groups and the subset serves it."""
 
@@ -239,6 +247,12 @@ class AllUnhealthy(NoEndpoints):
     """Every endpoint that could serve it is unhealthy, lost or stale."""
 
     reason = "ALL_UNHEALTHY"
+
+
+class AllEjected(AllUnhealthy):
+    """Every endpoint that could serve it keeps failing, and is ejected or probed."""
+
+    reason = "ALL_EJECTED"
 
 
 class AllDraining(NoEndpoints):

@@ -10,16 +10,17 @@ from prometheus_client.registry import Collector
 from headway_scheduler.app import Scheduler
 from headway_scheduler.rpc.json_api import JsonApi
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "SchedulerCollector"]
 
 
-class _SchedulerCollector(Collector):
+class SchedulerCollector(Collector):
     """Reads the scheduler's counts when scraped: nothing is counted twice, nothing sits on the hot path."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def collect(self) -> "list[CounterMetricFamily | GaugeMetricFamily]":
+        """Every metric, as of now."""
         scheduler = self._scheduler
         fleet = scheduler.fleet
         routes = CounterMetricFamily("headway_routes", "Routes answered with an endpoint.")
@@ -38,6 +39,7 @@ class _SchedulerCollector(Collector):
             inflight.add_metric([endpoint.id], int(fleet.columns.inflight[endpoint.slot]))
             open_.add_metric([endpoint.id], int(fleet.columns.open[endpoint.slot]))
         return [
+            *_health(scheduler),
             routes,
             refusals,
             decisions,
@@ -61,6 +63,26 @@ class _SchedulerCollector(Collector):
         ]
 
 
+def _health(scheduler: Scheduler) -> "list[CounterMetricFamily | GaugeMetricFamily]":
+    """Ejections and retries."""
+    fleet, retries = scheduler.fleet, scheduler.dispatcher.retries
+    ejections = CounterMetricFamily("headway_ejections", "Endpoints ejected.", labels=["reason"])
+    for reason, count in fleet.ejections.counts.items():
+        ejections.add_metric([reason.value], count)
+    ejected = GaugeMetricFamily("headway_endpoints_ejected", "Ejected or probed now.", labels=["model"])
+    panic = GaugeMetricFamily("headway_panic", "1: a failing endpoint stays in, as too few are left.", labels=["model"])
+    in_progress = GaugeMetricFamily("headway_retries", "Retries in progress.", labels=["model"])
+    refused = CounterMetricFamily("headway_retries_refused", "Retries beyond the budget.", labels=["model"])
+    for model, panics in fleet.in_panic().items():
+        ejected.add_metric([model], fleet.ejected_of(model))
+        panic.add_metric([model], int(panics))
+        in_progress.add_metric([model], retries.now.get(model, 0))
+    for model, count in retries.refused.items():
+        refused.add_metric([model], count)
+    spared = CounterMetricFamily("headway_ejections_spared", "Ejections not made.", fleet.ejections.spared)
+    return [ejections, spared, ejected, panic, in_progress, refused]
+
+
 class HttpServer:
     """Serves `/healthz`, `/readyz`, `/metrics` and `JsonApi`. `port` is the port it listens on, once started."""
 
@@ -68,7 +90,7 @@ class HttpServer:
         self.port = 0
         self._scheduler = scheduler
         self._metrics = CollectorRegistry()
-        self._metrics.register(_SchedulerCollector(scheduler))
+        self._metrics.register(SchedulerCollector(scheduler))
         app = web.Application(client_max_size=scheduler.config.max_message_bytes)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)

@@ -96,6 +96,8 @@ class Rig:
     def __init__(self, desired=None, clock=None, epoch="e1", seed=7, **config):
         self.clock = clock or Clock()
         self.store = MemoryStore(desired or desired_state())
+        config.setdefault("retry_percent", 100)  # most tests exclude endpoints to say where to go
+        config.setdefault("guard_dwell_s", 0)  # most tests change a reading and look at once
         self.scheduler = Scheduler(Config(name="s1", seed=seed, **config), self.store, self.clock, epoch)
         self.fleet, self.ledger = self.scheduler.fleet, self.scheduler.ledger
         self.dispatcher, self.columns = self.scheduler.dispatcher, self.scheduler.fleet.columns

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headway_scheduler.admission.guards import SoftGuards
+from headway_scheduler.admission.guards import GuardConfig, SoftGuards
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.ranking import first
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
-from headway_scheduler.errors import AllDraining, AllUnhealthy, HeadwayError, NoEndpoints
+from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, NoEndpoints
 from headway_scheduler.fleet.columns import FloatColumn, Pool, Slots
 from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.index.chain import Match
@@ -73,7 +73,7 @@ class Choice(msgspec.Struct, eq=False):
 
 
 class Chooser:
-    """Finds and prices candidates; changes nothing but the soft guards' memory."""
+    """Finds and prices candidates; changes nothing."""
 
     def __init__(
         self,
@@ -84,15 +84,17 @@ class Chooser:
         random: np.random.Generator,
         time_scale: float,
         ranked: int,
+        guards: GuardConfig,
     ) -> None:
         """`ranked`: so many of the best candidates each choice names."""
         self._ranked = ranked
-        self.guards = SoftGuards(fleet.columns)
+        self.guards = SoftGuards(fleet.columns, guards)
         self._fleet, self._prefixes, self._fingerprints, self._registry = fleet, prefixes, fingerprints, registry
         self._random = random
         self._time_scale = time_scale
         self._transfer_ms = tuple(each / time_scale for each in TRANSFER_MS)
         fleet.on_removed.append(lambda endpoint: self.guards.forget(endpoint.slot))
+        fleet.on_sampled.append(self.guards.look)
 
     def choose(self, work: Work, bound: Bound, now: float, tentative: Tentative | None = None) -> Choice:
         """Price the tenant's own endpoints; burst into others only when none of its own can take the request.
@@ -105,7 +107,8 @@ class Chooser:
             open_own, open_spare = (Pool.of(self.within(request, each.slots)) for each in (open_own, open_spare))
         if not len(open_own) and not len(open_spare):
             own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
-            raise self._none_left(request, np.concatenate([self.within(request, own), self.within(request, burst)]))
+            allowed = np.concatenate([self.within(request, own), self.within(request, burst)])
+            raise self._none_left(request, allowed, now)
         match = self._prefixes.match(work, now)
         if len(open_own):
             choice = self._price(work, bound, open_own, match, now, tentative)
@@ -186,12 +189,13 @@ class Chooser:
     def _order(self, view: View, cost: FloatColumn, blocked: BoolColumn) -> list[int]:
         """Cheapest first; ties: fewest in flight, then longest not chosen."""
         columns, tentative = self._fleet.columns, view.tentative
+        beyond = columns.external + columns.handicap if columns.handicapped else columns.external
         found: list[int] = first(
             self._ranked,
             blocked,
             cost,
             columns.inflight,
-            columns.external,
+            beyond,
             _NOBODY if tentative is None else tentative.inflight,
             columns.last_chosen,
             view.slots,
@@ -221,7 +225,7 @@ class Chooser:
         mask = self._fingerprints.match(work.chain.root, work.fingerprint)
         return np.array([mask >> slot & 1 for slot in slots.tolist()], np.bool_)
 
-    def _none_left(self, request: Request, allowed: Slots) -> HeadwayError:
+    def _none_left(self, request: Request, allowed: Slots, now: float) -> HeadwayError:
         model, tenant = request.model, request.tenant
         if not len(allowed) and request.cannot_inject_salt:
             message = f"no endpoint of {model!r} serves {tenant!r} alone, and the caller cannot send a cache salt"
@@ -231,6 +235,12 @@ class Chooser:
         states = {(e.state, e.node.state) for e in (self._fleet.by_slot[slot] for slot in allowed.tolist())}
         if all(any(state is not SchedulingState.ACTIVE for state in pair) for pair in states):
             return AllDraining(f"all endpoints of {model!r} are cordoned or draining", model=model, tenant=tenant)
+        ejections, ids = self._fleet.ejections, [self._fleet.by_slot[slot].id for slot in allowed.tolist()]
+        if ejections.out.keys() >= set(ids):
+            # One that is probed may be whole again any moment.
+            wait_s = max(1.0, min(ejections.remaining_s(each, now) for each in ids))
+            message = f"every endpoint of {model!r} keeps failing its requests"
+            return AllEjected(message, retry_after_s=wait_s, model=model, tenant=tenant)
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
 
 

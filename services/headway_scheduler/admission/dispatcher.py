@@ -5,7 +5,7 @@ between them. Time is passed in; a simulator drives the same object.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -14,9 +14,11 @@ from msgspec.structs import replace
 from headway_scheduler.admission.booking import Booker
 from headway_scheduler.admission.choosing import Chooser, names_endpoint
 from headway_scheduler.admission.explaining import Explanation, rows_of
+from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
+from headway_scheduler.admission.retries import Retries, RetryConfig
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Tenant
@@ -56,6 +58,8 @@ class DispatcherConfig:
     max_index_blocks: int = 4096
     kv_quantile: float | None = None
     time_scale: float = 1.0
+    guards: GuardConfig = field(default_factory=GuardConfig)
+    retries: RetryConfig = field(default_factory=RetryConfig)
 
 
 class Dispatcher:
@@ -83,13 +87,21 @@ class Dispatcher:
         self.fleet, self.ledger, self.registry = fleet, ledger, registry
         self.holds = Holds(self.config.max_holds)
         self.quotas = QuotaBook()
+        self.retries = Retries(self.config.retries, self._active)
         self.wake: Callable[[], None] = lambda: None
         self.settled_at = float("-inf")
         self.prefixes = Prefixes(
             fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
         )
         self._chooser = Chooser(
-            fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale, 1 + self.config.fallbacks
+            fleet,
+            self.prefixes,
+            fingerprints,
+            registry,
+            random,
+            self.config.time_scale,
+            1 + self.config.fallbacks,
+            self.config.guards,
         )
         self._booker = Booker(
             fleet,
@@ -99,6 +111,7 @@ class Dispatcher:
             costs,
             history,
             salts,
+            self.retries,
             fallbacks=self.config.fallbacks,
             max_index_blocks=self.config.max_index_blocks,
             kv_quantile=self.config.kv_quantile,
@@ -131,12 +144,19 @@ class Dispatcher:
             if not _same(held.work, work):
                 raise RequestIdInUse(request.request_id)
             return held.join(owner, self._until(request, now, deadline))
+        if request.excluded:
+            self.retries.admit(work, self._retry_after())
         inflight = self.ledger.tenant_inflight.get(tenant.id, 0) + self.holds.tenants.get(tenant.id, 0)
-        self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
+        try:
+            self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
+        except BaseException:
+            self.retries.over(work)
+            raise
         try:
             return self._dispatch_or_hold(work, now, deadline)
         except BaseException:
             self.quotas.refund(tenant.id, work.estimated_tokens)
+            self.retries.over(work)
             raise
 
     def give_up(self, waiter: Waiter) -> None:
@@ -324,7 +344,8 @@ class Dispatcher:
         live.claims = claims + 1
         endpoint = self.fleet.by_slot[live.slot]
         if names_endpoint(endpoint.id, endpoint.spec.address, work.request.excluded):
-            self.fleet.record_outcome(endpoint, True, now)
+            self.fleet.record_outcome(endpoint, True, now, live)
+            self.retries.admit(before, self._retry_after())
             self._elsewhere(live, before, work, now)
         return before.decision
 
@@ -337,7 +358,8 @@ class Dispatcher:
         self._booker.count(choice.slot)
         if before.decision is not None:
             why = self._booker.why(work, choice, live.matched_tokens, live.predicted_ttft_ms, now)
-            before.decision = replace(before.decision, fallbacks=self._booker.fallbacks(choice), why=why)
+            fallbacks = self._booker.fallbacks(choice, work.request.model)
+            before.decision = replace(before.decision, fallbacks=fallbacks, why=why)
 
     def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError | None) -> Waiter:
         """Keep the request waiting; where it may not wait, raise `otherwise`, or Saturated."""
@@ -356,6 +378,7 @@ class Dispatcher:
     def _let_go(self, hold: Hold) -> None:
         if self.holds.remove(hold):
             self.quotas.refund(hold.work.request.tenant, hold.work.estimated_tokens)
+            self.retries.over(hold.work)
             self._on_room()  # somebody behind it may have waited for its endpoint
 
     def _until(
@@ -391,8 +414,16 @@ class Dispatcher:
             self._end_interval_s += 0.05 * (min(now - self._last_end, 10.0) - self._end_interval_s)
         self._last_end = now
         work = reservation.attachment
-        if cause is not EndCause.REPORTED and isinstance(work, Work):
+        if not isinstance(work, Work):
+            return
+        if work.retry:
+            self.retries.over(work)
+        if cause is not EndCause.REPORTED:
             self.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0)
+
+    def _active(self, model: str) -> int:
+        """Requests in flight on the endpoints that serve a model."""
+        return int(self.fleet.columns.inflight[self.fleet.pool(model)].sum())
 
     def _on_room(self) -> None:
         if len(self.holds):

@@ -58,6 +58,7 @@ class Reporting:
     ) -> tuple[ReportStatus, str]:
         owner.sends_first_token = True
         first = self.dispatcher.ledger.first_token(reservation, now)
+        self.dispatcher.fleet.answered(reservation, now)
         work = reservation.attachment
         if first and isinstance(work, Work):
             work.ttft_ms = report.ttft_ms
@@ -74,7 +75,9 @@ class Reporting:
         before = fleet.by_slot[reservation.slot]
         if report.endpoint in (before.id, before.spec.address):
             return ReportStatus.DUPLICATE, ""
-        fleet.record_outcome(before, True, now)
+        fleet.record_outcome(before, True, now, reservation)
+        if isinstance(reservation.attachment, Work):
+            self.dispatcher.retries.count(reservation.attachment)
         self.dispatcher.move(reservation, endpoint, now)
         return ReportStatus.APPLIED, ""
 
@@ -84,9 +87,10 @@ class Reporting:
         succeeded = report.outcome is Outcome.SUCCESS
         if succeeded and isinstance(work, Work):
             self._learn(reservation, work, report, now)
-        dispatcher.ledger.end(reservation, EndCause.REPORTED, now)
+        # Before its end: what was a probe tells what it came to, and leaves no gap for another.
         if report.outcome.is_endpoints_fault or succeeded:
-            dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now)
+            dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now, reservation)
+        dispatcher.ledger.end(reservation, EndCause.REPORTED, now)
         if not isinstance(work, Work):
             return
         used = (usage.prompt_tokens or reservation.prompt_tokens) + (usage.completion_tokens or 0.0)

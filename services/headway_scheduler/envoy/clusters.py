@@ -29,6 +29,7 @@ from headway_scheduler.domain.names import MODELS, TENANTS
 from headway_scheduler.envoy.head import DESTINATION
 from headway_scheduler.fleet.columns import Slots
 from headway_scheduler.fleet.fleet import Endpoint
+from headway_scheduler.fleet.health import HardGuard
 
 __all__ = ["Scope", "Weights", "assignments", "cluster"]
 
@@ -50,7 +51,11 @@ Health = int  # a health_check_pb2.HealthStatus
 _HEALTHY: Final[Health] = health_check_pb2.HEALTHY
 _DRAINING: Final[Health] = health_check_pb2.DRAINING
 _UNHEALTHY: Final[Health] = health_check_pb2.UNHEALTHY
-_BEST_FIRST: Final = (_HEALTHY, _DRAINING, _UNHEALTHY)
+_DEGRADED: Final[Health] = health_check_pb2.DEGRADED
+_BEST_FIRST: Final = (_HEALTHY, _DEGRADED, _DRAINING, _UNHEALTHY)
+_ON_TRIAL: Final = frozenset({HardGuard.EJECTED.value, HardGuard.PROBING.value})
+_ANY_HEALTHY: Final = 10_000
+"""Overprovisioning in percent: while one in a hundred is healthy, nothing falls back on those that are degraded."""
 
 Assignments = Mapping[str, endpoint_pb2.ClusterLoadAssignment]
 
@@ -175,6 +180,7 @@ class _Builder:
     def assignment(self, name: str, *priorities: Iterable[Slots]) -> endpoint_pb2.ClusterLoadAssignment:
         """Each of `priorities` is a union of slots; one that holds nothing does not count."""
         made = endpoint_pb2.ClusterLoadAssignment(cluster_name=name)
+        made.policy.overprovisioning_factor.value = _ANY_HEALTHY
         placed: set[str] = set()
         for pools in priorities:
             hosts = self._hosts(frozenset(slot for slots in pools for slot in slots.tolist()))
@@ -204,7 +210,10 @@ class _Builder:
 
     def _health(self, endpoint: Endpoint) -> Health:
         if self.scheduler.fleet.columns.open[endpoint.slot]:
-            return _HEALTHY
+            # One that is probed is open now and not in a moment: Envoy is told once.
+            return _DEGRADED if endpoint.id in self.scheduler.fleet.ejections.out else _HEALTHY
+        if _ON_TRIAL.issuperset(self.scheduler.fleet.hard_guards(endpoint)):
+            return _DEGRADED
         wanted = {endpoint.state, endpoint.node.state}
         return _UNHEALTHY if wanted == {SchedulingState.ACTIVE} else _DRAINING
 

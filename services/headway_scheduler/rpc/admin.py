@@ -52,6 +52,10 @@ class FleetView(Protocol):
         """Every endpoint known."""
         ...
 
+    def lift_ejection(self, endpoint: str) -> None:
+        """Let an endpoint back in that is ejected; nothing else changes."""
+        ...
+
     def forget_node(self, name: str) -> None:
         """Drop a node that is not connected. Raises InUse if it is, UnknownResource if there is none."""
         ...
@@ -379,8 +383,11 @@ class AdminService(AdminServicer):
         self._endpoint(request.name)
         state = scheduling_state(request.state, "state")
         write = write_of("SetEndpointState", request)
-        await self._store.set_endpoint_state(names.parse_name(names.ENDPOINTS, request.name), state, write)
+        name = names.parse_name(names.ENDPOINTS, request.name)
+        await self._store.set_endpoint_state(name, state, write)
         await self._resources.wrote(write)
+        if state is SchedulingState.ACTIVE:
+            self._fleet.lift_ejection(name)
         return pb.SetEndpointStateResponse(endpoint=self._endpoint(request.name, state))
 
     # the audit trail

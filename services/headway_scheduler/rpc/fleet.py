@@ -79,8 +79,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
 
 def _ageless(state: State) -> State:
-    """A copy without the age of its sample: that alone is no change."""
+    """A copy without what only time changes: the age of its sample, how long an ejection still lasts."""
     copy = type(state)()
     copy.MergeFrom(state)  # type: ignore[arg-type]  # of the same type, as the line above says
     copy.ClearField("sample_age_ms")
+    if isinstance(copy, pb.EndpointState):
+        copy.ClearField("handicap")
+        if copy.HasField("ejection"):
+            copy.ejection.ClearField("remaining_s")
     return copy

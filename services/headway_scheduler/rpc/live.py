@@ -14,7 +14,7 @@ class LiveFleet:
     """Reads the scheduler's memory."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._fleet = scheduler.fleet
+        self._fleet, self._clock = scheduler.fleet, scheduler.clock
 
     def nodes(self) -> Sequence[NodeView]:
         """Every node known, connected or not."""
@@ -47,6 +47,12 @@ class LiveFleet:
             )
             for endpoint in self._fleet.endpoints.values()
         ]
+
+    def lift_ejection(self, endpoint: str) -> None:
+        """Let an endpoint back in that is ejected; nothing else changes."""
+        found = self._fleet.endpoints.get(endpoint)
+        if found is not None:
+            self._fleet.lift_ejection(found, self._clock())
 
     def forget_node(self, name: str) -> None:
         """Drop a node that is not connected. Raises InUse if it is, UnknownResource if there is none."""

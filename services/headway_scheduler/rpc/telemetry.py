@@ -129,7 +129,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                 if spec.id in node.endpoints:
                     fleet.remove_endpoint(spec.id)
             else:
-                fleet.put_endpoint(node, spec)
+                fleet.put_endpoint(node, spec, self._scheduler.clock())
             log.info("endpoint_changed", endpoint=spec.id, removed=message.endpoint_change.removed, ready=spec.ready)
         elif kind == "kv_events":
             self._kv_events(node, message.kv_events, "kv_events")

@@ -25,6 +25,7 @@ TOLD_IN_WORDS = {
     "require_credentials",
     "bootstrap",
     "tokenizers_dir",
+    "guards_off",
     "seed",
 }
 

@@ -176,7 +176,8 @@ class TestSamples:
         )
         slot, c = rig.slot(1), rig.columns
         assert (c.memory_pressure[slot], c.utilization[slot], c.temperature_c[slot]) == (0.6, 0.9, 45)
-        assert (c.heat[slot], c.power[slot], c.throttled[slot]) == (0.5, 0.25, True)
+        assert (c.heat[slot], c.power[slot]) == (0.5, 0.25)
+        assert rig.fleet.by_slot[slot].throttles == {"hw_slowdown"}
 
     def test_an_engine_that_is_not_ready_is_closed(self):
         rig = Rig()
@@ -196,14 +197,21 @@ class TestSamples:
 
 
 class TestDevices:
-    @pytest.mark.parametrize("kind", [DeviceEventKind.LOST, DeviceEventKind.ECC_DOUBLE_BIT, DeviceEventKind.XID])
-    def test_a_failed_device_closes_its_endpoints_until_it_recovers(self, kind):
+    @pytest.mark.parametrize(
+        ("kind", "closed"),
+        [
+            (DeviceEventKind.LOST, "device_lost"),
+            (DeviceEventKind.ECC_DOUBLE_BIT, "device_ecc"),
+            (DeviceEventKind.XID, "device_xid"),
+        ],
+    )
+    def test_a_failed_device_closes_its_endpoints_until_it_recovers(self, kind, closed):
         rig = Rig()
         node = rig.connect(
             "n", spec(1, device_uuids=("a",)), spec(2, device_uuids=("b",)), devices=[gpu("a"), gpu("b")]
         )
         rig.fleet.apply_device_event(node, DeviceEvent("a", kind, 79))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == [closed]
         assert guards(rig, 2) == []
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.RECOVERED))
         assert guards(rig) == []
@@ -215,21 +223,59 @@ class TestDevices:
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, xid))
         assert guards(rig) == []
 
+    def test_which_xids_are_programs_own_is_a_setting(self):
+        for ignored, closed in (("13,79", []), ("", ["device_xid"])):
+            rig = Rig(ignored_xids=ignored)
+            node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
+            rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, 79))
+            assert guards(rig) == closed
+
+    @pytest.mark.parametrize(("limit", "errors", "closed"), [(1, 0, False), (1, 1, True), (3, 2, False), (0, 9, False)])
+    def test_uncorrected_ecc_errors_close_at_a_limit(self, limit, errors, closed):
+        rig = Rig(ecc_errors=limit)
+        node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
+        rig.sample(node, devices=[device_sample("a", 10, ecc_errors=errors)])
+        assert guards(rig) == (["device_ecc"] if closed else [])
+        rig.sample(node, devices=[device_sample("a", 10, ecc_errors=0)])
+        assert guards(rig) == []
+
+    @pytest.mark.parametrize("guard", ["device_lost", "device_xid", "device_ecc", "stale"])
+    def test_each_can_be_off(self, guard):
+        rig = Rig(guards_off=guard)
+        node = rig.connect("n", spec(1, device_uuids=("a", "b", "c")), devices=[gpu("a"), gpu("b"), gpu("c")])
+        kinds = [DeviceEventKind.LOST, DeviceEventKind.ECC_DOUBLE_BIT, DeviceEventKind.XID]
+        for uuid, kind in zip("abc", kinds, strict=True):
+            rig.fleet.apply_device_event(node, DeviceEvent(uuid, kind, 79))
+        node.stale = True
+        assert set(guards(rig)) == {"device_lost", "device_xid", "device_ecc", "stale"} - {guard}
+
+    def test_each_says_what_closed_it(self):
+        rig = Rig()
+        node = rig.connect("n", spec(1, device_uuids=("a", "b")), devices=[gpu("a"), gpu("b")])
+        rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, 79))
+        rig.sample(node, devices=[device_sample("b", 10, ecc_errors=2)])
+        node.stale = True
+        assert rig.fleet.why_closed(rig.fleet.endpoints["10.0.0.1:8000@0"]) == {
+            "stale": "nothing heard of n",
+            "device_xid": "a XID 79",
+            "device_ecc": "b 2 uncorrected ECC errors",
+        }
+
     def test_a_mig_instance_falls_with_its_gpu(self):
         rig = Rig()
         devices = [gpu("GPU-1"), gpu("MIG-1", kind=DeviceKind.MIG, parent_uuid="GPU-1")]
         node = rig.connect("n", spec(1, device_uuids=("MIG-1",)), devices=devices)
         rig.fleet.apply_device_event(node, DeviceEvent("GPU-1", DeviceEventKind.XID, 79))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_xid"]
 
     def test_an_endpoint_announced_on_a_failed_device_is_closed(self):
         rig = Rig()
         node = rig.connect("n", devices=[gpu("a")])
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.LOST))
         rig.fleet.put_endpoint(node, spec(1, device_uuids=("a",)))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_lost"]
         rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
-        assert guards(rig) == ["device_failed"], "the same agent connected again: nothing recovered"
+        assert guards(rig) == ["device_lost"], "the same agent connected again: nothing recovered"
 
     def test_a_new_agent_starts_without_failures(self):
         rig = Rig()
@@ -243,7 +289,7 @@ class TestDevices:
         rig = Rig()
         node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
         rig.sample(node, devices=[DeviceSample("a", Measurement(None, MissingReason.LOST))])
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_lost"]
         rig.sample(node, devices=[DeviceSample("a", Measurement(None, MissingReason.UNSUPPORTED))])
         assert guards(rig) == []
 

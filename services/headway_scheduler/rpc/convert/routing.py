@@ -282,6 +282,7 @@ def _rows(rows: Iterable[Row], columns: Columns, now: float) -> list[pb.ExplainR
                 temperature_c=known(columns.temperature_c[slot]),
                 kv_use=known(columns.kv_use[slot]),
                 sample_age_ms=known((now - columns.sampled_at[slot]) * 1e3),
+                guard_details=row.details,
             )
         )
     return found

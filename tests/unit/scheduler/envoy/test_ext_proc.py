@@ -12,6 +12,7 @@ from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, PARTIAL, POST, STREAMED,
 from fakes.rig import Rig, desired_state, spec
 from headway_openai.body import ParsedBody
 from headway_scheduler.domain.desired import Binding, Credential, GpuGroup, Model, Role, Tenant
+from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.report import Outcome
 from headway_scheduler.domain.request import TextPrompt
 from headway_scheduler.envoy.ext_proc import ExtProcService
@@ -65,7 +66,10 @@ class World:
         self.service = ExtProcService(self.rig.scheduler, authenticator, longest_body=1_000_000)
         self.outcomes = []
         record = self.rig.fleet.record_outcome
-        self.rig.fleet.record_outcome = lambda e, failed, now: (self.outcomes.append(failed), record(e, failed, now))
+        self.rig.fleet.record_outcome = lambda e, failed, now, *rest: (
+            self.outcomes.append(failed),
+            record(e, failed, now, *rest),
+        )
 
     def process(self, *, token=None, request=DUPLEX, response=DUPLEX, told=True, **metadata):
         told_by = {f"x-headway-{key.replace('_', '-')}": value for key, value in metadata.items()}
@@ -584,6 +588,27 @@ class TestHolds:
         refused, _ = await refusal(process)
         assert (refused.status, refused.headers["x-headway-reason"]) == (429, "HOLD_EXPIRED")
         assert int(refused.headers["retry-after"]) >= 1
+        assert world.rig.is_empty()
+
+    async def test_loaded_is_429_and_ill_is_503(self, world):
+        """Envoy gives up at once, so that nothing is held."""
+
+        async def told():
+            process = world.process(message_timeout="0s")
+            process.headers(POST)
+            process.body(chat())
+            refused, _ = await refusal(process)
+            return refused.status, refused.headers["x-headway-reason"]
+
+        fleet = world.rig.fleet
+        world.rig.full(1, 2)
+        assert await told() == (429, "SATURATED")
+        for endpoint in list(fleet.endpoints.values()):
+            endpoint.ready = False
+        fleet.refresh_guards(fleet.endpoints.values())
+        assert await told() == (503, "ALL_UNHEALTHY")
+        world.rig.desire(endpoint_states=dict.fromkeys(fleet.endpoints, SchedulingState.CORDONED))
+        assert await told() == (503, "ALL_DRAINING")
         assert world.rig.is_empty()
 
     @pytest.mark.parametrize("early", ["leaves", "leaves as it is answered", "is cancelled"])

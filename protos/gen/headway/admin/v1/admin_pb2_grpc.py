@@ -560,7 +560,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetEndpointState(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """ACTIVE lifts an ejection, too.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -88,6 +88,7 @@ class AdminStub:
     GetEndpoint: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEndpointRequest, _admin_pb2.GetEndpointResponse]
     ListEndpoints: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListEndpointsRequest, _admin_pb2.ListEndpointsResponse]
     SetEndpointState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetEndpointStateRequest, _admin_pb2.SetEndpointStateResponse]
+    """ACTIVE lifts an ejection, too."""
     ListAuditEntries: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAuditEntriesRequest, _admin_pb2.ListAuditEntriesResponse]
 
 @_typing.type_check_only
@@ -144,6 +145,7 @@ class AdminAsyncStub(AdminStub):
     GetEndpoint: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEndpointRequest, _admin_pb2.GetEndpointResponse]  # type: ignore[assignment]
     ListEndpoints: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListEndpointsRequest, _admin_pb2.ListEndpointsResponse]  # type: ignore[assignment]
     SetEndpointState: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetEndpointStateRequest, _admin_pb2.SetEndpointStateResponse]  # type: ignore[assignment]
+    """ACTIVE lifts an ejection, too."""
     ListAuditEntries: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAuditEntriesRequest, _admin_pb2.ListAuditEntriesResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
@@ -478,7 +480,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.SetEndpointStateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.SetEndpointStateResponse, _abc.Awaitable[_admin_pb2.SetEndpointStateResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.SetEndpointStateResponse, _abc.Awaitable[_admin_pb2.SetEndpointStateResponse]]:
+        """ACTIVE lifts an ejection, too."""
 
     @_abc_1.abstractmethod
     def ListAuditEntries(

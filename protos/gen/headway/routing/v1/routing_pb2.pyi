@@ -1272,6 +1272,26 @@ class ExplainRow(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class GuardDetailsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENDPOINT_FIELD_NUMBER: _builtins.int
     CHOSEN_FIELD_NUMBER: _builtins.int
     HARD_GUARDS_FIELD_NUMBER: _builtins.int
@@ -1287,6 +1307,7 @@ class ExplainRow(_message.Message):
     TEMPERATURE_C_FIELD_NUMBER: _builtins.int
     KV_USE_FIELD_NUMBER: _builtins.int
     SAMPLE_AGE_MS_FIELD_NUMBER: _builtins.int
+    GUARD_DETAILS_FIELD_NUMBER: _builtins.int
     chosen: _builtins.bool
     cost: _builtins.float
     predicted_ttft_ms: _builtins.float
@@ -1311,6 +1332,10 @@ class ExplainRow(_message.Message):
     def soft_guards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What forbids dispatch for now (`memory_pressure`, `queue`, …)."""
 
+    @_builtins.property
+    def guard_details(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What closed a guard, by its name, where there is more to say: the device, the value and its limit."""
+
     def __init__(
         self,
         *,
@@ -1329,10 +1354,11 @@ class ExplainRow(_message.Message):
         temperature_c: _builtins.float | None = ...,
         kv_use: _builtins.float | None = ...,
         sample_age_ms: _builtins.float | None = ...,
+        guard_details: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "_kv_use", b"_kv_use", "_memory_pressure", b"_memory_pressure", "_predicted_ttft_ms", b"_predicted_ttft_ms", "_sample_age_ms", b"_sample_age_ms", "_temperature_c", b"_temperature_c", "_utilization", b"_utilization", "cost", b"cost", "endpoint", b"endpoint", "kv_use", b"kv_use", "memory_pressure", b"memory_pressure", "predicted_ttft_ms", b"predicted_ttft_ms", "sample_age_ms", b"sample_age_ms", "temperature_c", b"temperature_c", "utilization", b"utilization"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "_kv_use", b"_kv_use", "_memory_pressure", b"_memory_pressure", "_predicted_ttft_ms", b"_predicted_ttft_ms", "_sample_age_ms", b"_sample_age_ms", "_temperature_c", b"_temperature_c", "_utilization", b"_utilization", "chosen", b"chosen", "cost", b"cost", "endpoint", b"endpoint", "hard_guards", b"hard_guards", "inflight", b"inflight", "kv_use", b"kv_use", "matched_tokens", b"matched_tokens", "memory_pressure", b"memory_pressure", "predicted_ttft_ms", b"predicted_ttft_ms", "queued_prefill_ms", b"queued_prefill_ms", "sample_age_ms", b"sample_age_ms", "soft_guards", b"soft_guards", "temperature_c", b"temperature_c", "utilization", b"utilization", "weighted_inflight", b"weighted_inflight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "_kv_use", b"_kv_use", "_memory_pressure", b"_memory_pressure", "_predicted_ttft_ms", b"_predicted_ttft_ms", "_sample_age_ms", b"_sample_age_ms", "_temperature_c", b"_temperature_c", "_utilization", b"_utilization", "chosen", b"chosen", "cost", b"cost", "endpoint", b"endpoint", "guard_details", b"guard_details", "hard_guards", b"hard_guards", "inflight", b"inflight", "kv_use", b"kv_use", "matched_tokens", b"matched_tokens", "memory_pressure", b"memory_pressure", "predicted_ttft_ms", b"predicted_ttft_ms", "queued_prefill_ms", b"queued_prefill_ms", "sample_age_ms", b"sample_age_ms", "soft_guards", b"soft_guards", "temperature_c", b"temperature_c", "utilization", b"utilization", "weighted_inflight", b"weighted_inflight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
     _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015
