@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from headway.routing.v1 import routing_pb2 as headway_dot_routing_dot_v1_dot_routing__pb2
 from headway.telemetry.v1 import telemetry_pb2 as headway_dot_telemetry_dot_v1_dot_telemetry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadway/fleet/v1/fleet.proto\x12\x10headway.fleet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$headway/telemetry/v1/telemetry.proto\"\x12\n\x10GetStatusRequest\"\x8c\x01\n\x0eStrategyStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\talgorithm\x18\x02 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x03 \x01(\x08\x12\x0f\n\x07tripped\x18\x04 \x01(\x08\x12\x11\n\tdecisions\x18\x05 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\x04\x12\x12\n\nlast_error\x18\x07 \x01(\t\"\xe5\x03\n\x11GetStatusResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x07started\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x17\n\x0fstore_available\x18\x06 \x01(\x08\x12\r\n\x05nodes\x18\x07 \x01(\r\x12\x11\n\tendpoints\x18\x08 \x01(\r\x12\x19\n\x11\x65ndpoints_healthy\x18\t \x01(\r\x12\x14\n\x0creservations\x18\n \x01(\r\x12\r\n\x05holds\x18\x0b \x01(\r\x12\x0e\n\x06routes\x18\x0c \x01(\x04\x12\x43\n\x08refusals\x18\r \x03(\x0b\x32\x31.headway.fleet.v1.GetStatusResponse.RefusalsEntry\x12\x34\n\nstrategies\x18\x0e \x03(\x0b\x32 .headway.fleet.v1.StrategyStatus\x12\x15\n\rguards_frozen\x18\x0f \x01(\x08\x12\x10\n\x08standing\x18\x10 \x01(\t\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa4\x01\n\x0b\x44\x65viceState\x12,\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.headway.telemetry.v1.Device\x12\x32\n\x06sample\x18\x02 \x01(\x0b\x32\".headway.telemetry.v1.DeviceSample\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0e\n\x06health\x18\x04 \x01(\t\x12\x15\n\rhealth_detail\x18\x05 \x01(\t\"\xa8\x02\n\tNodeState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12\x37\n\x06labels\x18\x06 \x03(\x0b\x32\'.headway.fleet.v1.NodeState.LabelsEntry\x12\x14\n\x0c\x63lock_skew_s\x18\x07 \x01(\x01\x12.\n\x07\x64\x65vices\x18\x08 \x03(\x0b\x32\x1d.headway.fleet.v1.DeviceState\x12\x15\n\rsample_age_ms\x18\t \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x97\x07\n\rEndpointState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x07 \x01(\t\x12.\n\x04role\x18\x08 \x01(\x0e\x32 .headway.telemetry.v1.EngineRole\x12\x0e\n\x06models\x18\t \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\n \x03(\t\x12;\n\x06labels\x18\x0b \x03(\x0b\x32+.headway.fleet.v1.EndpointState.LabelsEntry\x12\x12\n\ngpu_groups\x18\x0c \x03(\t\x12\r\n\x05state\x18\r \x01(\t\x12\x0f\n\x07healthy\x18\x0e \x01(\x08\x12\x13\n\x0bhard_guards\x18\x0f \x03(\t\x12\x13\n\x0bsoft_guards\x18\x10 \x03(\t\x12\x14\n\x0creservations\x18\x11 \x01(\r\x12\x10\n\x08inflight\x18\x12 \x01(\r\x12\x19\n\x11weighted_inflight\x18\x13 \x01(\x01\x12\x19\n\x11queued_prefill_ms\x18\x14 \x01(\x01\x12\x32\n\x06sample\x18\x15 \x01(\x0b\x32\".headway.telemetry.v1.EngineSample\x12\x14\n\x0cindex_blocks\x18\x16 \x01(\x04\x12\x1c\n\x0fmemory_pressure\x18\x17 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rsample_age_ms\x18\x18 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\thit_ratio\x18\x19 \x01(\x01H\x02\x88\x01\x01\x12H\n\rguard_details\x18\x1a \x03(\x0b\x32\x31.headway.fleet.v1.EndpointState.GuardDetailsEntry\x12\x34\n\x08\x65jection\x18\x1b \x01(\x0b\x32\".headway.fleet.v1.EndpointEjection\x12\x10\n\x08handicap\x18\x1c \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11GuardDetailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_memory_pressureB\x10\n\x0e_sample_age_msB\x0c\n\n_hit_ratio\"i\n\x10\x45ndpointEjection\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x13\n\x0bremaining_s\x18\x05 \x01(\x01\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x11ListNodesResponse\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.headway.fleet.v1.NodeState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"L\n\x14ListEndpointsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"d\n\x15ListEndpointsResponse\x12\x32\n\tendpoints\x18\x01 \x03(\x0b\x32\x1f.headway.fleet.v1.EndpointState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"(\n\x11WatchFleetRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\x85\x01\n\x12WatchFleetResponse\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.headway.fleet.v1.NodeState\x12\x32\n\tendpoints\x18\x02 \x03(\x0b\x32\x1f.headway.fleet.v1.EndpointState\x12\x0f\n\x07removed\x18\x03 \x03(\t2\xf0\x02\n\x05\x46leet\x12T\n\tGetStatus\x12\".headway.fleet.v1.GetStatusRequest\x1a#.headway.fleet.v1.GetStatusResponse\x12T\n\tListNodes\x12\".headway.fleet.v1.ListNodesRequest\x1a#.headway.fleet.v1.ListNodesResponse\x12`\n\rListEndpoints\x12&.headway.fleet.v1.ListEndpointsRequest\x1a\'.headway.fleet.v1.ListEndpointsResponse\x12Y\n\nWatchFleet\x12#.headway.fleet.v1.WatchFleetRequest\x1a$.headway.fleet.v1.WatchFleetResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadway/fleet/v1/fleet.proto\x12\x10headway.fleet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a headway/routing/v1/routing.proto\x1a$headway/telemetry/v1/telemetry.proto\"\x12\n\x10GetStatusRequest\"\x8c\x01\n\x0eStrategyStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\talgorithm\x18\x02 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x03 \x01(\x08\x12\x0f\n\x07tripped\x18\x04 \x01(\x08\x12\x11\n\tdecisions\x18\x05 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\x04\x12\x12\n\nlast_error\x18\x07 \x01(\t\"\xe5\x03\n\x11GetStatusResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x07started\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x17\n\x0fstore_available\x18\x06 \x01(\x08\x12\r\n\x05nodes\x18\x07 \x01(\r\x12\x11\n\tendpoints\x18\x08 \x01(\r\x12\x19\n\x11\x65ndpoints_healthy\x18\t \x01(\r\x12\x14\n\x0creservations\x18\n \x01(\r\x12\r\n\x05holds\x18\x0b \x01(\r\x12\x0e\n\x06routes\x18\x0c \x01(\x04\x12\x43\n\x08refusals\x18\r \x03(\x0b\x32\x31.headway.fleet.v1.GetStatusResponse.RefusalsEntry\x12\x34\n\nstrategies\x18\x0e \x03(\x0b\x32 .headway.fleet.v1.StrategyStatus\x12\x15\n\rguards_frozen\x18\x0f \x01(\x08\x12\x10\n\x08standing\x18\x10 \x01(\t\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa4\x01\n\x0b\x44\x65viceState\x12,\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.headway.telemetry.v1.Device\x12\x32\n\x06sample\x18\x02 \x01(\x0b\x32\".headway.telemetry.v1.DeviceSample\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0e\n\x06health\x18\x04 \x01(\t\x12\x15\n\rhealth_detail\x18\x05 \x01(\t\"\xa8\x02\n\tNodeState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12\x37\n\x06labels\x18\x06 \x03(\x0b\x32\'.headway.fleet.v1.NodeState.LabelsEntry\x12\x14\n\x0c\x63lock_skew_s\x18\x07 \x01(\x01\x12.\n\x07\x64\x65vices\x18\x08 \x03(\x0b\x32\x1d.headway.fleet.v1.DeviceState\x12\x15\n\rsample_age_ms\x18\t \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x97\x07\n\rEndpointState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x07 \x01(\t\x12.\n\x04role\x18\x08 \x01(\x0e\x32 .headway.telemetry.v1.EngineRole\x12\x0e\n\x06models\x18\t \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\n \x03(\t\x12;\n\x06labels\x18\x0b \x03(\x0b\x32+.headway.fleet.v1.EndpointState.LabelsEntry\x12\x12\n\ngpu_groups\x18\x0c \x03(\t\x12\r\n\x05state\x18\r \x01(\t\x12\x0f\n\x07healthy\x18\x0e \x01(\x08\x12\x13\n\x0bhard_guards\x18\x0f \x03(\t\x12\x13\n\x0bsoft_guards\x18\x10 \x03(\t\x12\x14\n\x0creservations\x18\x11 \x01(\r\x12\x10\n\x08inflight\x18\x12 \x01(\r\x12\x19\n\x11weighted_inflight\x18\x13 \x01(\x01\x12\x19\n\x11queued_prefill_ms\x18\x14 \x01(\x01\x12\x32\n\x06sample\x18\x15 \x01(\x0b\x32\".headway.telemetry.v1.EngineSample\x12\x14\n\x0cindex_blocks\x18\x16 \x01(\x04\x12\x1c\n\x0fmemory_pressure\x18\x17 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rsample_age_ms\x18\x18 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\thit_ratio\x18\x19 \x01(\x01H\x02\x88\x01\x01\x12H\n\rguard_details\x18\x1a \x03(\x0b\x32\x31.headway.fleet.v1.EndpointState.GuardDetailsEntry\x12\x34\n\x08\x65jection\x18\x1b \x01(\x0b\x32\".headway.fleet.v1.EndpointEjection\x12\x10\n\x08handicap\x18\x1c \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11GuardDetailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_memory_pressureB\x10\n\x0e_sample_age_msB\x0c\n\n_hit_ratio\"i\n\x10\x45ndpointEjection\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x13\n\x0bremaining_s\x18\x05 \x01(\x01\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x11ListNodesResponse\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.headway.fleet.v1.NodeState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"L\n\x14ListEndpointsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"d\n\x15ListEndpointsResponse\x12\x32\n\tendpoints\x18\x01 \x03(\x0b\x32\x1f.headway.fleet.v1.EndpointState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"(\n\x11WatchFleetRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\x85\x01\n\x12WatchFleetResponse\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.headway.fleet.v1.NodeState\x12\x32\n\tendpoints\x18\x02 \x03(\x0b\x32\x1f.headway.fleet.v1.EndpointState\x12\x0f\n\x07removed\x18\x03 \x03(\t\"\x9e\x01\n\tCandidate\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0e\n\x06\x63hosen\x18\x02 \x01(\x08\x12\x0c\n\x04\x63ost\x18\x03 \x01(\x01\x12\x1e\n\x11predicted_ttft_ms\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\x0ematched_tokens\x18\x05 \x01(\r\x12\x13\n\x0bsoft_guards\x18\x06 \x03(\tB\x14\n\x12_predicted_ttft_ms\"i\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1a\n\rretry_after_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07held_ms\x18\x04 \x01(\x01\x42\x10\n\x0e_retry_after_s\"\xc6\x05\n\x0e\x44\x65\x63isionRecord\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x16\n\x0ereservation_id\x18\x04 \x01(\t\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x07 \x01(\t\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12.\n\x08priority\x18\t \x01(\x0e\x32\x1c.headway.routing.v1.Priority\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x64\x65\x63ision\x18\x0b \x01(\x0b\x32\x1c.headway.routing.v1.DecisionH\x01\x88\x01\x01\x12\x10\n\x08\x65ndpoint\x18\x0c \x01(\t\x12\x11\n\tfallbacks\x18\r \x03(\t\x12\x0f\n\x07outcome\x18\x0e \x01(\t\x12)\n\x05\x65nded\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x07ttft_ms\x18\x10 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0b\x64uration_ms\x18\x11 \x01(\x01H\x03\x88\x01\x01\x12(\n\x05usage\x18\x12 \x01(\x0b\x32\x19.headway.routing.v1.Usage\x12\x11\n\tserved_by\x18\x13 \x01(\t\x12\r\n\x05moved\x18\x14 \x01(\x08\x12*\n\x07refusal\x18\x15 \x01(\x0b\x32\x19.headway.fleet.v1.Refusal\x12/\n\ncandidates\x18\x16 \x03(\x0b\x32\x1b.headway.fleet.v1.Candidate\x12\x1a\n\x12\x63\x61ndidates_dropped\x18\x17 \x01(\x08\x42\r\n\x0b_max_tokensB\x0b\n\t_decisionB\n\n\x08_ttft_msB\x0e\n\x0c_duration_ms\"\x9f\x01\n\x0e\x44\x65\x63isionFilter\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x03 \x01(\t\x12\x0f\n\x07outcome\x18\x04 \x01(\t\x12\x14\n\x07refused\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12)\n\x05since\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\n\n\x08_refused\"o\n\x14ListDecisionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x30\n\x06\x66ilter\x18\x03 \x01(\x0b\x32 .headway.fleet.v1.DecisionFilter\"e\n\x15ListDecisionsResponse\x12\x33\n\tdecisions\x18\x01 \x03(\x0b\x32 .headway.fleet.v1.DecisionRecord\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x12GetDecisionRequest\x12\n\n\x02id\x18\x01 \x01(\t\"I\n\x13GetDecisionResponse\x12\x32\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32 .headway.fleet.v1.DecisionRecord\"j\n\x15WatchDecisionsRequest\x12\x30\n\x06\x66ilter\x18\x01 \x01(\x0b\x32 .headway.fleet.v1.DecisionFilter\x12\r\n\x05share\x18\x02 \x01(\x01\x12\x10\n\x08outcomes\x18\x03 \x01(\x08\"[\n\x16WatchDecisionsResponse\x12\x33\n\tdecisions\x18\x01 \x03(\x0b\x32 .headway.fleet.v1.DecisionRecord\x12\x0c\n\x04lost\x18\x02 \x01(\x04\x32\x95\x05\n\x05\x46leet\x12T\n\tGetStatus\x12\".headway.fleet.v1.GetStatusRequest\x1a#.headway.fleet.v1.GetStatusResponse\x12T\n\tListNodes\x12\".headway.fleet.v1.ListNodesRequest\x1a#.headway.fleet.v1.ListNodesResponse\x12`\n\rListEndpoints\x12&.headway.fleet.v1.ListEndpointsRequest\x1a\'.headway.fleet.v1.ListEndpointsResponse\x12Y\n\nWatchFleet\x12#.headway.fleet.v1.WatchFleetRequest\x1a$.headway.fleet.v1.WatchFleetResponse0\x01\x12`\n\rListDecisions\x12&.headway.fleet.v1.ListDecisionsRequest\x1a\'.headway.fleet.v1.ListDecisionsResponse\x12Z\n\x0bGetDecision\x12$.headway.fleet.v1.GetDecisionRequest\x1a%.headway.fleet.v1.GetDecisionResponse\x12\x65\n\x0eWatchDecisions\x12\'.headway.fleet.v1.WatchDecisionsRequest\x1a(.headway.fleet.v1.WatchDecisionsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,40 +42,60 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._loaded_options = None
   _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATUSREQUEST']._serialized_start=121
-  _globals['_GETSTATUSREQUEST']._serialized_end=139
-  _globals['_STRATEGYSTATUS']._serialized_start=142
-  _globals['_STRATEGYSTATUS']._serialized_end=282
-  _globals['_GETSTATUSRESPONSE']._serialized_start=285
-  _globals['_GETSTATUSRESPONSE']._serialized_end=770
-  _globals['_GETSTATUSRESPONSE_REFUSALSENTRY']._serialized_start=723
-  _globals['_GETSTATUSRESPONSE_REFUSALSENTRY']._serialized_end=770
-  _globals['_DEVICESTATE']._serialized_start=773
-  _globals['_DEVICESTATE']._serialized_end=937
-  _globals['_NODESTATE']._serialized_start=940
-  _globals['_NODESTATE']._serialized_end=1236
-  _globals['_NODESTATE_LABELSENTRY']._serialized_start=1191
-  _globals['_NODESTATE_LABELSENTRY']._serialized_end=1236
-  _globals['_ENDPOINTSTATE']._serialized_start=1239
-  _globals['_ENDPOINTSTATE']._serialized_end=2158
-  _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_start=1191
-  _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_end=1236
-  _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._serialized_start=2055
-  _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._serialized_end=2106
-  _globals['_ENDPOINTEJECTION']._serialized_start=2160
-  _globals['_ENDPOINTEJECTION']._serialized_end=2265
-  _globals['_LISTNODESREQUEST']._serialized_start=2267
-  _globals['_LISTNODESREQUEST']._serialized_end=2324
-  _globals['_LISTNODESRESPONSE']._serialized_start=2326
-  _globals['_LISTNODESRESPONSE']._serialized_end=2414
-  _globals['_LISTENDPOINTSREQUEST']._serialized_start=2416
-  _globals['_LISTENDPOINTSREQUEST']._serialized_end=2492
-  _globals['_LISTENDPOINTSRESPONSE']._serialized_start=2494
-  _globals['_LISTENDPOINTSRESPONSE']._serialized_end=2594
-  _globals['_WATCHFLEETREQUEST']._serialized_start=2596
-  _globals['_WATCHFLEETREQUEST']._serialized_end=2636
-  _globals['_WATCHFLEETRESPONSE']._serialized_start=2639
-  _globals['_WATCHFLEETRESPONSE']._serialized_end=2772
-  _globals['_FLEET']._serialized_start=2775
-  _globals['_FLEET']._serialized_end=3143
+  _globals['_GETSTATUSREQUEST']._serialized_start=155
+  _globals['_GETSTATUSREQUEST']._serialized_end=173
+  _globals['_STRATEGYSTATUS']._serialized_start=176
+  _globals['_STRATEGYSTATUS']._serialized_end=316
+  _globals['_GETSTATUSRESPONSE']._serialized_start=319
+  _globals['_GETSTATUSRESPONSE']._serialized_end=804
+  _globals['_GETSTATUSRESPONSE_REFUSALSENTRY']._serialized_start=757
+  _globals['_GETSTATUSRESPONSE_REFUSALSENTRY']._serialized_end=804
+  _globals['_DEVICESTATE']._serialized_start=807
+  _globals['_DEVICESTATE']._serialized_end=971
+  _globals['_NODESTATE']._serialized_start=974
+  _globals['_NODESTATE']._serialized_end=1270
+  _globals['_NODESTATE_LABELSENTRY']._serialized_start=1225
+  _globals['_NODESTATE_LABELSENTRY']._serialized_end=1270
+  _globals['_ENDPOINTSTATE']._serialized_start=1273
+  _globals['_ENDPOINTSTATE']._serialized_end=2192
+  _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_start=1225
+  _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_end=1270
+  _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._serialized_start=2089
+  _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._serialized_end=2140
+  _globals['_ENDPOINTEJECTION']._serialized_start=2194
+  _globals['_ENDPOINTEJECTION']._serialized_end=2299
+  _globals['_LISTNODESREQUEST']._serialized_start=2301
+  _globals['_LISTNODESREQUEST']._serialized_end=2358
+  _globals['_LISTNODESRESPONSE']._serialized_start=2360
+  _globals['_LISTNODESRESPONSE']._serialized_end=2448
+  _globals['_LISTENDPOINTSREQUEST']._serialized_start=2450
+  _globals['_LISTENDPOINTSREQUEST']._serialized_end=2526
+  _globals['_LISTENDPOINTSRESPONSE']._serialized_start=2528
+  _globals['_LISTENDPOINTSRESPONSE']._serialized_end=2628
+  _globals['_WATCHFLEETREQUEST']._serialized_start=2630
+  _globals['_WATCHFLEETREQUEST']._serialized_end=2670
+  _globals['_WATCHFLEETRESPONSE']._serialized_start=2673
+  _globals['_WATCHFLEETRESPONSE']._serialized_end=2806
+  _globals['_CANDIDATE']._serialized_start=2809
+  _globals['_CANDIDATE']._serialized_end=2967
+  _globals['_REFUSAL']._serialized_start=2969
+  _globals['_REFUSAL']._serialized_end=3074
+  _globals['_DECISIONRECORD']._serialized_start=3077
+  _globals['_DECISIONRECORD']._serialized_end=3787
+  _globals['_DECISIONFILTER']._serialized_start=3790
+  _globals['_DECISIONFILTER']._serialized_end=3949
+  _globals['_LISTDECISIONSREQUEST']._serialized_start=3951
+  _globals['_LISTDECISIONSREQUEST']._serialized_end=4062
+  _globals['_LISTDECISIONSRESPONSE']._serialized_start=4064
+  _globals['_LISTDECISIONSRESPONSE']._serialized_end=4165
+  _globals['_GETDECISIONREQUEST']._serialized_start=4167
+  _globals['_GETDECISIONREQUEST']._serialized_end=4199
+  _globals['_GETDECISIONRESPONSE']._serialized_start=4201
+  _globals['_GETDECISIONRESPONSE']._serialized_end=4274
+  _globals['_WATCHDECISIONSREQUEST']._serialized_start=4276
+  _globals['_WATCHDECISIONSREQUEST']._serialized_end=4382
+  _globals['_WATCHDECISIONSRESPONSE']._serialized_start=4384
+  _globals['_WATCHDECISIONSRESPONSE']._serialized_end=4475
+  _globals['_FLEET']._serialized_start=4478
+  _globals['_FLEET']._serialized_end=5139
 # @@protoc_insertion_point(module_scope)
