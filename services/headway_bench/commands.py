@@ -80,15 +80,16 @@ def route(
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Requests in flight.")] = 64,
     strategy: Annotated[str, typer.Option(help="What decides.")] = "adaptive",
     auth: Annotated[bool, typer.Option(help="Ask callers for credentials.")] = True,
+    observability: Annotated[
+        bool | None, typer.Option(help="inproc: with record and metrics, or without; by default both, in turns.")
+    ] = None,
     seconds: SecondsOption = 6.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Requests routed, reported first-token and finished, beside a bare gRPC echo of the same messages."""
     if mode is Mode.INPROC:
-        found = _checked(
-            lambda: measure_inproc(InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds))
-        )
-        _print({"decide, reserve, first token, end": found}, output)
+        inproc = InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds, observability)
+        _print(_checked(lambda: measure_inproc(inproc)), output)
     else:
         settings = RouteSettings(mode.value, endpoints, prompt_bytes, concurrency, strategy, auth, seconds)
         _print(_found(measure_route(settings)), output)

@@ -7,6 +7,7 @@ from headway_cli.benchmark import add_benchmarks
 from headway_cli.command import root_options
 from headway_cli.configuration import configuration_app
 from headway_cli.database import database_app
+from headway_cli.decisions import decisions_app
 from headway_cli.fleet import fleet_app
 from headway_cli.live import add_audit, add_credential_verbs, live_apps
 from headway_cli.local.commands import add_local_commands
@@ -30,7 +31,8 @@ def build() -> typer.Typer:
     resources = resource_apps()
     add_strategy_verbs(resources["strategies"])
     add_credential_verbs(resources["credentials"])
-    for group in (*resources.values(), *live_apps().values(), fleet_app(), database_app(), configuration_app()):
+    of_fleet = (*live_apps().values(), fleet_app(), decisions_app())
+    for group in (*resources.values(), *of_fleet, database_app(), configuration_app()):
         app.add_typer(group)
     add_file_commands(app)
     add_routing_commands(app)

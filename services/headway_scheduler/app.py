@@ -21,6 +21,9 @@ from headway_scheduler.domain.usage import Usage
 from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, Standby, StoreDown
 from headway_scheduler.fleet.ledger import EndCause
 from headway_scheduler.leadership import Leadership, LeadershipThread, Standing, lease_clock
+from headway_scheduler.metrics.counts import Counts
+from headway_scheduler.record.recorder import observe
+from headway_scheduler.record.ring import Record, RecordConfig
 from headway_scheduler.store.base import LeaderLock, Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.tokenizing import Tokenizers
@@ -107,6 +110,9 @@ class Scheduler:
         self.costs, self.history = self.core.costs, self.core.history
         self.registry, self.intake, self.salts = self.core.registry, self.core.intake, self.core.salts
         self.reporting = self.core.reporting
+        self.record = Record(RecordConfig(config.record_decisions, config.record_bytes))
+        self.counts = Counts(config.metrics_series)
+        self.recorder = observe(self.core, self.record, self.counts, time.perf_counter, time.time)
         self.tokenizers = Tokenizers(config.tokenizers_dir)
         self.dispatcher.prefixes.tokenize = self.tokenizers.ids
         self._usage: dict[tuple[str, str, datetime], Usage] = {}
@@ -139,7 +145,7 @@ class Scheduler:
     def drain(self) -> None:
         """Refuse what is new, and what is held."""
         self.draining = True
-        self.dispatcher.refuse_holds(self.shutting_down())
+        self.dispatcher.refuse_holds(self.shutting_down(), self.clock())
 
     async def hand_over(self) -> None:
         """Save what was learned, and let another scheduler lead at once. Only what is in flight is still followed."""
@@ -224,7 +230,7 @@ class Scheduler:
 
     def _stand_down(self) -> None:
         """Another leads: whatever was held or reserved here is its own now, its clients see to it."""
-        self.dispatcher.refuse_holds(self._standby())
+        self.dispatcher.refuse_holds(self._standby(), self.clock())
         now, left = self.clock(), list(self.ledger.reservations.values())
         for reservation in left:
             self.ledger.end(reservation, EndCause.ORPHANED, now)

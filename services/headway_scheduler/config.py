@@ -137,6 +137,22 @@ class Config(BaseSettings):
     """gRPC's own limit, above our field limits, so that a big prompt meets our answer and not the transport's."""
     prompt_header_engines: str = "sglang"
     """Engines, by comma, that send a stream's headers with its first token: the access log's first byte is a TTFT."""
+    record_decisions: int = Field(10_000, ge=0, le=1_000_000)
+    """Decisions remembered, and as many refusals; 0: none."""
+    record_bytes: int = Field(64 * 1024 * 1024, ge=0)
+    """Memory that they may take; the candidates of the oldest go first."""
+    export_dir: Path | None = None
+    """Write decisions and what came of them into this folder, as JSON lines that `headway sim run --trace` replays."""
+    export_share: float = Field(1.0, gt=0, le=1)
+    """Of all sessions, or of requests that have none."""
+    export_file_bytes: int = Field(64 * 1024 * 1024, ge=64 * 1024)
+    """A file that has so many is followed by the next."""
+    export_files: int = Field(16, ge=2, le=10_000)
+    """Files kept; the oldest is deleted."""
+    metrics_series: int = Field(100, ge=1, le=10_000)
+    """Pairs of tenant and model with metrics of their own; the others share the label `_other`."""
+    metrics_endpoints: int = Field(1_000, ge=1, le=100_000)
+    """Endpoints with metrics of their own; the others share the label `_other`."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     tokenizers_dir: Path | None = None
     """Tokenise text prompts by the `tokenizer` that a model names below this folder, to match engines' KV events."""

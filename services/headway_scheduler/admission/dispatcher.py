@@ -16,6 +16,7 @@ from headway_scheduler.admission.choosing import Chooser, names_endpoint
 from headway_scheduler.admission.explaining import Explanation, rows_of
 from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
+from headway_scheduler.admission.observing import Observer
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
 from headway_scheduler.admission.retries import Retries, RetryConfig
@@ -123,6 +124,10 @@ class Dispatcher:
         ledger.on_end.append(self._on_end)
         ledger.on_room.append(self._on_room)
 
+    def observe(self, observer: Observer) -> None:
+        """Tell it of every decision and refusal from now on."""
+        self._booker.observer = observer
+
     @property
     def routes(self) -> int:
         """Decisions made."""
@@ -134,6 +139,21 @@ class Dispatcher:
         self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None = None
     ) -> Decision | Waiter:
         """Decide now, or hold. `deadline`: when the caller gives up by itself. Raises every refusal of errors.py."""
+        observer = self._booker.observer
+        if observer is None:
+            return self._submit(request, tenant, owner, now, deadline)
+        began = observer.timer()
+        try:
+            outcome = self._submit(request, tenant, owner, now, deadline)
+        except HeadwayError as error:
+            observer.refused(request, error, 0.0)
+            raise
+        observer.submitted(observer.timer() - began)
+        return outcome
+
+    def _submit(
+        self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None
+    ) -> Decision | Waiter:
         self.ledger.advance(now)
         work = self._work(request, owner, now)
         live = self.ledger.by_request.get(work.key)
@@ -198,7 +218,7 @@ class Dispatcher:
                 decision, waits_late = None, False  # its pool is gone for now; it may be back before the hold expires
             except Exception as error:  # it fails alone, and must not stop every pass before those behind it
                 self._let_go(hold)
-                hold.settle(unexpected(error))
+                self._refuse(hold, unexpected(error), now)
                 continue
             if decision is not None:
                 if self.holds.remove(hold):
@@ -213,13 +233,14 @@ class Dispatcher:
         for waiter in self.holds.overdue(now):
             refusal = self._expired(waiter.hold, now)
             self.give_up(waiter)
+            self._note(waiter.hold, refusal, now)
             waiter.answer(refusal)
 
-    def refuse_holds(self, error: HeadwayError) -> None:
+    def refuse_holds(self, error: HeadwayError, now: float) -> None:
         """Answer every hold with `error`: the scheduler goes away."""
         for hold in self.holds:
             self._let_go(hold)
-            hold.settle(error)
+            self._refuse(hold, error, now)
 
     # Reservations
 
@@ -374,6 +395,15 @@ class Dispatcher:
         """Every call of the reservation's owner that waited has a part in it."""
         reservation = self.ledger.reservations[decision.reservation_id]
         reservation.claims = sum(waiter.owner is reservation.owner for waiter in hold.waiters)
+
+    def _refuse(self, hold: Hold, error: HeadwayError, now: float) -> None:
+        """Answer a hold, and note it."""
+        self._note(hold, error, now)
+        hold.settle(error)
+
+    def _note(self, hold: Hold, error: HeadwayError, now: float) -> None:
+        if self._booker.observer is not None:
+            self._booker.observer.refused(hold.work.request, error, (now - hold.work.submitted_at) * 1e3)
 
     def _let_go(self, hold: Hold) -> None:
         if self.holds.remove(hold):

@@ -25,7 +25,7 @@ class Work(msgspec.Struct, eq=False):
     `least_prefill_ms` is its prefill on the best candidate, as last priced;
     `urgent`: it has waited so long that it goes before all others of its priority;
     `patient`: it may be held at all;
-    `retry`: it counts as a retry now (`Retries`).
+    `retry`: it counts as a retry now (`Retries`); `seen` is the observer's (`observing`).
     """
 
     request: Request
@@ -48,6 +48,7 @@ class Work(msgspec.Struct, eq=False):
     urgent: bool = False
     patient: bool = True
     retry: bool = False
+    seen: object = None
 
     @property
     def data(self) -> bytes:

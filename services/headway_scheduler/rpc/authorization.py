@@ -47,6 +47,7 @@ ROLES: Final[Mapping[str, Roles]] = {
     **_each(routing_pb2.DESCRIPTOR.services_by_name["Router"], _ROUTERS),
     **_each(telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"], _AGENTS),
     **_each(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], _WATCHERS),
+    **{f"/headway.fleet.v1.Fleet/{verb}": _READERS for verb in ("ListDecisions", "GetDecision", "WatchDecisions")},
     **_each(external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"], _ROUTERS),
     **_each(ads_pb2.DESCRIPTOR.services_by_name["AggregatedDiscoveryService"], _ROUTERS),
     **_each(external_auth_pb2.DESCRIPTOR.services_by_name["Authorization"], _ROUTERS),
