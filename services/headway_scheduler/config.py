@@ -61,6 +61,10 @@ class Config(BaseSettings):
     tls_certificate: Path | None = None
     """PEM; with `tls_key`, the server speaks TLS."""
     tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    """PEM: clients show a certificate of this authority, and may do without a token."""
+    listen_mtls: str = ""
+    """With `tls_client_ca`: another `HOST:PORT` for those with certificates; empty: they are wanted on `listen`."""
     http_tls: bool = False
     """HTTP speaks TLS too, with the same certificate."""
     insecure: bool = False
@@ -69,6 +73,13 @@ class Config(BaseSettings):
     """Unset: required when listening beyond loopback."""
     bootstrap: Annotated[Bootstrap, NoDecode, BeforeValidator(read_bootstrap)] = Bootstrap()
     """A TOML file of credentials to create where they are missing; docs/deploy/bootstrap.md explains it."""
+    admin_token_file: Path | None = None
+    """Where the token of a first admin is written, where credentials are required and there is none; unset:
+    `admin.token` in `data_dir`."""
+    authentication_failures_per_minute: int = Field(60, ge=1, le=1_000_000)
+    """Failures that one peer is told of and that are logged; those beyond are only answered `TOO_MANY_FAILURES`."""
+    max_streams_per_credential: int = Field(50_000, ge=1)
+    """Streams that one credential may have open."""
     time_scale: float = Field(1.0, gt=0, le=10_000)
     """The engines' speed-up: an emulated fleet's times are life's divided by this."""
     learn_costs: bool = True
@@ -119,7 +130,7 @@ class Config(BaseSettings):
     """Never more of a pool than this; 0: never any."""
     eject_probes: int = Field(1, ge=1, le=100)
     """Requests that must be answered after an ejection before the endpoint is whole."""
-    fault_load_s: float = Field(5.0, ge=0, le=600)
+    fault_load_s: float = Field(2.0, ge=0, le=600)
     """A failure counts as load for about so long; 0: not at all."""
     slow_start_s: float = Field(10.0, ge=0, le=3600)
     """How long an endpoint's share grows after one of `slow_start_after`; 0: not at all."""
@@ -131,6 +142,10 @@ class Config(BaseSettings):
     """And how many always."""
     resume_grace_s: float = Field(10.0, ge=0, le=3600)
     """How long reservations of a lost stream wait for Resume."""
+    save_interval_s: float = Field(5.0, ge=0.05, le=300)
+    """How often what was learned, quotas and usage are saved: a crash loses at most this much of them."""
+    usage_retention_days: int = Field(400, ge=1, le=36_500)
+    """How long usage is kept."""
     drain_timeout_s: float = Field(30.0, ge=0, le=3600)
     """How long calls in progress may take after SIGTERM."""
     max_message_bytes: int = Field(64 * 1024 * 1024, ge=1024 * 1024)
@@ -213,7 +228,12 @@ class Config(BaseSettings):
     @property
     def on_loopback(self) -> bool:
         """Does it listen on this host alone?"""
-        return all(_is_loopback(address) for address in (self.listen, self.listen_http))
+        return all(_is_loopback(address) for address in (self.listen, self.listen_http, self.listen_mtls) if address)
+
+    @property
+    def certificate_required(self) -> bool:
+        """Must every client on `listen` show a certificate?"""
+        return self.tls_client_ca is not None and not self.listen_mtls
 
     @property
     def http_is_private(self) -> bool:
@@ -240,6 +260,8 @@ class Config(BaseSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         addresses = {"listen": self.listen, "listen_http": self.listen_http}
+        if self.listen_mtls:
+            addresses["listen_mtls"] = self.listen_mtls
         problems = [
             f"{name}: {address!r} must look like HOST:PORT"
             for name, address in addresses.items()
@@ -273,12 +295,23 @@ class Config(BaseSettings):
             problems.append("tls_certificate and tls_key must be given together")
         if self.http_tls and self.tls_certificate is None:
             problems.append("http_tls needs tls_certificate and tls_key")
-        for name, path in {"tls_certificate": self.tls_certificate, "tls_key": self.tls_key}.items():
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            problems.append("tls_client_ca needs tls_certificate and tls_key")
+        if self.listen_mtls and self.tls_client_ca is None:
+            problems.append("listen_mtls needs tls_client_ca")
+        files = {
+            "tls_certificate": self.tls_certificate, "tls_key": self.tls_key, "tls_client_ca": self.tls_client_ca,
+        }  # fmt: skip
+        for name, path in files.items():
             if path is not None and not path.is_file():
                 problems.append(f"{name}: there is no file {path}")
         if not problems and not self.on_loopback:
             if not self.database_url:
                 problems.append("database_url: HEADWAY_DATABASE_URL is required when listening beyond loopback")
+            if self.require_credentials is False and not self.insecure:
+                problems.append(
+                    "require_credentials: false, beyond loopback, lets everyone do everything; it needs insecure=true"
+                )
             if self.tls_certificate is None and not self.insecure:
                 problems.append("listen: beyond loopback needs tls_certificate and tls_key, or insecure=true")
         if problems:

@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.rpc.json_api import JsonApi
+from headway_scheduler.tls import CertificateFiles, http_context
 
 __all__ = ["HttpServer", "SchedulerCollector"]
 
@@ -28,6 +29,11 @@ class SchedulerCollector(Collector):
         refusals = CounterMetricFamily("headway_refusals", "Routes refused.", labels=["reason"])
         for reason, count in scheduler.refusals.items():
             refusals.add_metric([reason], count)
+        alone = CounterMetricFamily(
+            "headway_fail_open_routes", "Routes that data planes made by themselves.", labels=["tenant"]
+        )
+        for tenant, count in scheduler.fail_open_routes.items():
+            alone.add_metric([tenant], count)
         decisions = CounterMetricFamily("headway_strategy_decisions", "Pricings that counted.", labels=["strategy"])
         failures = CounterMetricFamily("headway_strategy_failures", "Pricings discarded.", labels=["strategy"])
         for installed in scheduler.registry.installed.values():
@@ -42,6 +48,7 @@ class SchedulerCollector(Collector):
             *_health(scheduler),
             routes,
             refusals,
+            alone,
             decisions,
             failures,
             inflight,
@@ -57,6 +64,7 @@ class SchedulerCollector(Collector):
             ),
             GaugeMetricFamily("headway_kv_blocks", "Distinct blocks that engines say they hold.", len(scheduler.kv)),
             GaugeMetricFamily("headway_kv_feeds", "Endpoints with KV events.", scheduler.kv.feeds.bit_count()),
+            _authentication_failures(scheduler),
             GaugeMetricFamily("headway_store_available", "1: Postgres answers.", int(scheduler.store.available)),
             GaugeMetricFamily("headway_leader", "1: answers Route.", int(scheduler.leadership.leads())),
             GaugeMetricFamily("headway_draining", "1: going away.", int(scheduler.draining)),
@@ -81,6 +89,15 @@ def _health(scheduler: Scheduler) -> "list[CounterMetricFamily | GaugeMetricFami
         refused.add_metric([model], count)
     spared = CounterMetricFamily("headway_ejections_spared", "Ejections not made.", fleet.ejections.spared)
     return [ejections, spared, ejected, panic, in_progress, refused]
+
+
+def _authentication_failures(scheduler: Scheduler) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "headway_authentication_failures", "Calls whose credential did not count.", labels=["answer"]
+    )
+    family.add_metric(["refused"], scheduler.authentication.failed)
+    family.add_metric(["too_many"], scheduler.authentication.limited)
+    return family
 
 
 class HttpServer:
@@ -113,11 +130,9 @@ class HttpServer:
 
     def _tls(self) -> ssl.SSLContext | None:
         config = self._scheduler.config
-        if not config.http_tls or config.tls_certificate is None:
+        if not config.http_tls or config.tls_certificate is None or config.tls_key is None:
             return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(config.tls_certificate, config.tls_key)
-        return context
+        return http_context(CertificateFiles(config.tls_certificate, config.tls_key, config.tls_client_ca))
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -21,6 +21,12 @@ class FakeFleetView:
     def endpoints(self) -> Sequence[EndpointView]:
         return self._endpoints
 
+    def check_exclusive(self, resource: object) -> None:
+        """Everything is free."""
+
+    def check_disruption(self, name: str) -> None:
+        """Nothing is needed."""
+
     def lift_ejection(self, endpoint: str) -> None:
         self.lifted.append(endpoint)
 

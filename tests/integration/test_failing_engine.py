@@ -60,7 +60,7 @@ async def world(database_url, request):
     async with AsyncExitStack() as stack:
         config = EmulatorConfig(HARDWARE["a100-40g-8b"], ("m",), "127.0.0.1", (0,) * 4, speedup=50.0)
         emulator = await stack.enter_async_context(Emulator(config))
-        settings = {"eject_base_s": 0.3, "eject_max_s": 0.6, "slow_start_s": 1.0, "time_scale": 50.0}
+        settings = {"eject_base_s": 1.0, "eject_max_s": 2.0, "slow_start_s": 1.0, "time_scale": 50.0}
         served = await stack.enter_async_context(serving(database_url, **(settings | getattr(request, "param", {}))))
         await served.agent(
             "n",

@@ -1,10 +1,12 @@
 """Candidates and their prices: pool ∩ GPU groups ∩ subset − excluded − hard guards, then the strategy's costs."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.admission.guards import GuardConfig, Marks, SoftGuards
 from headway_scheduler.admission.holds import Work
@@ -14,7 +16,7 @@ from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, NoEndpoints
 from headway_scheduler.fleet.columns import FloatColumn, Pool, Slots
-from headway_scheduler.fleet.fleet import Fleet
+from headway_scheduler.fleet.fleet import Fleet, Lane, narrowed
 from headway_scheduler.index.chain import Match
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
 from headway_scheduler.index.kv import Exact
@@ -34,8 +36,8 @@ class Choice(msgspec.Struct, eq=False):
     """A priced set of candidates. `order` holds the positions in `slots` of the best ones, the chosen first.
 
     `slot`: the chosen one's; `dispatchable`: it may be given now; `binds_late`: if not, it is waited for and no other
-    taken. `transfer_ms`: to bring what each has of the prompt to its GPU; `known`: what engines' own events say each
-    has. `marks` are the guards that are closed on each, `bits` those of them that were heeded.
+    taken. `burst`: they are only borrowed. `transfer_ms`: to bring what each has of the prompt to its GPU; `known`:
+    what engines' own events say each has. `marks` are the guards closed on each, `bits` those of them that were heeded.
     """
 
     slots: Slots
@@ -49,6 +51,7 @@ class Choice(msgspec.Struct, eq=False):
     binds_late: bool
     marks: Marks
     bits: int
+    burst: bool = False
 
     @property
     def position(self) -> int:
@@ -97,25 +100,46 @@ class Chooser:
         fleet.on_sampled.append(self.guards.look)
 
     def choose(self, work: Work, bound: Bound, now: float, tentative: Tentative | None = None) -> Choice:
-        """Price the tenant's own endpoints; burst into others only when none of its own can take the request.
+        """Price the tenant's own endpoints, tier by tier; burst into others only when none of its own can take it.
 
         `tentative`: what those before it in the line will add. Raises NoEndpoints, AllDraining, AllUnhealthy.
         """
+        choice = self.choose_in(work, bound, now, tentative, None)
+        assert choice is not None  # noqa: S101 - a lane has a tier
+        return choice
+
+    def choose_in(
+        self, work: Work, bound: Bound, now: float, tentative: Tentative | None, burst: bool | None
+    ) -> Choice | None:
+        """The same; `burst` given, only among the endpoints that are borrowed, or that are not. None: there are none.
+
+        The first tier that can take it now; else it waits for the first of all.
+        """
         request = work.request
-        open_own, open_spare = self._fleet.open_candidates(request.tenant, request.model, request.adapter)
+        lane = self.lane(request, now)
+        work.split = lane.split
+        match = self._prefixes.match(work, now)
+        first: Choice | None = None
+        for tier in lane.tiers:
+            if burst is not None and tier.burst is not burst:
+                continue
+            choice = self._price(work, bound, tier.pool, match, now, tentative)
+            choice.burst = tier.burst
+            if choice.dispatchable:
+                return choice
+            first = first or choice
+        return first
+
+    def lane(self, request: Request, now: float) -> Lane:
+        """Where it may go: the split drawn for it, of those that have an endpoint for it. Raises as `choose` does."""
+        lanes = self._fleet.open_lanes(request.tenant, request.model, request.adapter)
         if request.excluded or request.subset is not None or request.cannot_inject_salt:
-            open_own, open_spare = (Pool.of(self.within(request, each.slots)) for each in (open_own, open_spare))
-        if not len(open_own) and not len(open_spare):
+            lanes = narrowed(lanes, lambda slots: self.within(request, slots))
+        if not lanes:
             own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
             allowed = np.concatenate([self.within(request, own), self.within(request, burst)])
             raise self._none_left(request, allowed, now)
-        match = self._prefixes.match(work, now)
-        if len(open_own):
-            choice = self._price(work, bound, open_own, match, now, tentative)
-            if choice.dispatchable or not len(open_spare):
-                return choice
-        overflow = self._price(work, bound, open_spare, match, now, tentative)
-        return overflow if overflow.dispatchable or not len(open_own) else choice
+        return lanes[0] if len(lanes) == 1 else _drawn(lanes, request)
 
     def watch(self, work: Work, bound: Bound, choice: Choice, now: float) -> None:
         """Let the shadows price what was chosen."""
@@ -242,6 +266,17 @@ class Chooser:
             message = f"every endpoint of {model!r} keeps failing its requests"
             return AllEjected(message, retry_after_s=wait_s, model=model, tenant=tenant)
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
+
+
+def _drawn(lanes: Sequence[Lane], request: Request) -> Lane:
+    """One lane by weight: always the same for a session, or for a request that has none."""
+    left = xxh3_64_intdigest(f"{request.model}\0{request.session_id or request.request_id}".encode()) / 2**64
+    left *= sum(lane.weight for lane in lanes)
+    for lane in lanes:
+        left -= lane.weight
+        if left < 0:
+            return lane
+    return lanes[0]
 
 
 def names_endpoint(endpoint_id: str, address: str, names: frozenset[str]) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from headway_scheduler.admission.booking import Booker
-from headway_scheduler.admission.choosing import Chooser, names_endpoint
+from headway_scheduler.admission.choosing import Choice, Chooser, names_endpoint
 from headway_scheduler.admission.explaining import Explanation, rows_of
 from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
@@ -38,6 +38,7 @@ from headway_scheduler.strategies.registry import Bound, StrategyRegistry
 
 __all__ = ["Dispatcher", "DispatcherConfig"]
 
+_UNREPORTED: Final = frozenset({EndCause.EXPIRED, EndCause.ORPHANED})
 _URGENT_MS: Final = 5_000.0
 _URGENT_PREFILLS: Final = 3.0
 _URGENT_SHARE: Final = 0.5
@@ -64,7 +65,7 @@ class DispatcherConfig:
 
 
 class Dispatcher:
-    """Decides and reserves. `wake` is called when a pass over the holds is worth making.
+    """Decides and reserves. `wake` is called when a pass over the holds is worth making, `on_refused` of each refusal.
 
     Until `settled_at` the fleet is still being learned, after a start: what finds no endpoint yet is held for it.
     """
@@ -90,6 +91,7 @@ class Dispatcher:
         self.quotas = QuotaBook()
         self.retries = Retries(self.config.retries, self._active)
         self.wake: Callable[[], None] = lambda: None
+        self.on_refused: Callable[[Request, HeadwayError], None] = lambda _request, _error: None
         self.settled_at = float("-inf")
         self.prefixes = Prefixes(
             fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
@@ -140,15 +142,14 @@ class Dispatcher:
     ) -> Decision | Waiter:
         """Decide now, or hold. `deadline`: when the caller gives up by itself. Raises every refusal of errors.py."""
         observer = self._booker.observer
-        if observer is None:
-            return self._submit(request, tenant, owner, now, deadline)
-        began = observer.timer()
+        began = 0.0 if observer is None else observer.timer()
         try:
             outcome = self._submit(request, tenant, owner, now, deadline)
         except HeadwayError as error:
-            observer.refused(request, error, 0.0)
+            self._note(request, error, 0.0)
             raise
-        observer.submitted(observer.timer() - began)
+        if observer is not None:
+            observer.submitted(observer.timer() - began)
         return outcome
 
     def _submit(
@@ -166,18 +167,19 @@ class Dispatcher:
             return held.join(owner, self._until(request, now, deadline))
         if request.excluded:
             self.retries.admit(work, self._retry_after())
-        inflight = self.ledger.tenant_inflight.get(tenant.id, 0) + self.holds.tenants.get(tenant.id, 0)
         try:
-            self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
+            self.quotas.admit(tenant, request.model, work.estimated_tokens, now)
         except BaseException:
             self.retries.over(work)
             raise
         try:
-            return self._dispatch_or_hold(work, now, deadline)
+            outcome = self._dispatch_or_hold(work, now, deadline)
         except BaseException:
-            self.quotas.refund(tenant.id, work.estimated_tokens)
-            self.retries.over(work)
+            self._refund(work)
             raise
+        if isinstance(outcome, HeadwayError):
+            raise outcome  # its hold was let go, and what it had taken with it
+        return outcome
 
     def give_up(self, waiter: Waiter) -> None:
         """A call stops waiting. When it was the last one, the hold leaves no trace."""
@@ -200,20 +202,25 @@ class Dispatcher:
 
         Each that must wait for an endpoint is tentatively placed there, so that those behind it see the queue they
         will meet (FIELD.md, Late binding). Among holds of strategies that bind at once, a pool that had no room for
-        one has none for those behind it. Of each pool's line only the first `holds_per_pass` are tried: a long line
-        makes no pass long, and keeps no other pool's from being tried.
+        one has none for those behind it. Borrowed endpoints come last, when all who own any have had their turn. Of
+        each pool's line only the first `holds_per_pass` are tried: a long line makes no pass long, and keeps no other
+        pool's from being tried.
         """
         self.ledger.advance(now)
         tentative = Tentative(self.fleet.columns.capacity)
         full: set[tuple[object, ...]] = set()
         tried: dict[tuple[object, ...], int] = {}
-        for hold in self.holds.in_order(lambda work: self._rank(work, now)):
-            pool, part = _pool_of(hold.work.request)
+        ordered = self.holds.in_order(lambda work: self._rank(work, now))
+        borrowers = [hold for hold in ordered if self.fleet.rights(hold.work.request.tenant).burst]
+        for hold, burst in [*((hold, False) for hold in ordered), *((hold, True) for hold in borrowers)]:
+            if self.holds.find(hold.work.key) is not hold:
+                continue
+            pool, part = _pool_of(hold.work, burst)
             if pool in full or part in full or tried.get(pool, 0) >= self.config.holds_per_pass:
                 continue
             tried[pool] = tried.get(pool, 0) + 1
             try:
-                decision, waits_late = self._dispatch(hold.work, now, tentative)
+                decision, waits_late = self._dispatch(hold.work, now, tentative, burst)
             except HeadwayError:
                 decision, waits_late = None, False  # its pool is gone for now; it may be back before the hold expires
             except Exception as error:  # it fails alone, and must not stop every pass before those behind it
@@ -233,7 +240,7 @@ class Dispatcher:
         for waiter in self.holds.overdue(now):
             refusal = self._expired(waiter.hold, now)
             self.give_up(waiter)
-            self._note(waiter.hold, refusal, now)
+            self._note(waiter.hold.work.request, refusal, (now - waiter.hold.work.submitted_at) * 1e3)
             waiter.answer(refusal)
 
     def refuse_holds(self, error: HeadwayError, now: float) -> None:
@@ -248,11 +255,22 @@ class Dispatcher:
         """A data plane failed over by itself: count its request where it is served."""
         self._booker.move(reservation, endpoint, now)
 
-    def restore(self, request: Request, owner: Owner, endpoint: Endpoint, matched: int, now: float) -> Reservation:
-        """Count again what another scheduler, or this one before a restart, had given."""
+    def restore(
+        self,
+        request: Request,
+        tenant: Tenant,
+        owner: Owner,
+        endpoint: Endpoint,
+        matched: int,
+        now: float,
+        *,
+        fail_open: bool = False,
+    ) -> Reservation:
+        """Count again what another scheduler, or this one before a restart, had given; `fail_open`: none had."""
         reservation = self._booker.restore(request, owner, endpoint, matched, now)
         if isinstance(reservation.attachment, Work):
-            self.quotas.settle(request.tenant, 0.0, reservation.attachment.estimated_tokens)  # given back at its end
+            tokens = reservation.attachment.estimated_tokens
+            self.quotas.resume(tenant, request.model, tokens, now, uncounted=fail_open)
         return reservation
 
     def answered(self, work: Work, slot: int, tokens: int) -> None:
@@ -289,7 +307,7 @@ class Dispatcher:
         work.patient = self._max_wait(request) > 0
         return work
 
-    def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
+    def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter | HeadwayError:
         refusal: HeadwayError | None = None
         if not len(self.holds):
             try:
@@ -304,7 +322,7 @@ class Dispatcher:
             return self._hold(work, now, deadline, refusal)
         return self._join_line(work, now, deadline)
 
-    def _join_line(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
+    def _join_line(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter | HeadwayError:
         """Others wait already: take a place among them, and see whether it is this one's turn."""
         bound = self.registry.bound(work.request.tenant, work.request.model)
         refusal: HeadwayError | None = None
@@ -314,23 +332,27 @@ class Dispatcher:
             if now >= self.settled_at:
                 raise
             refusal, choice = error, None
-        if choice is not None and choice.dispatchable and not work.patient:
+        if choice is not None and choice.dispatchable and not work.patient and not self._yields(choice):
             return self._booker.reserve(work, choice, now)  # it may not wait: first come, first served
         waiter = self._hold(work, now, deadline, refusal)
         settled: list[Decision | HeadwayError] = []
         waiter.answer = settled.append
         self.run_pass(now)
-        if not settled:
-            return waiter
-        outcome = settled[0]
-        if isinstance(outcome, HeadwayError):
-            raise outcome
-        return outcome
+        return settled[0] if settled else waiter
 
-    def _dispatch(self, work: Work, now: float, tentative: Tentative | None) -> tuple[Decision | None, bool]:
+    def _yields(self, choice: Choice) -> bool:
+        """Is the chosen endpoint borrowed, while a tenant that owns it waits?"""
+        owners = (self.fleet.rights(tenant).own for tenant in self.holds.tenants) if choice.burst else ()
+        return any(choice.slot in tier for tiers in owners for tier in tiers)
+
+    def _dispatch(
+        self, work: Work, now: float, tentative: Tentative | None, burst: bool | None = None
+    ) -> tuple[Decision | None, bool]:
         """Choose and reserve; None where it must wait, and then whether it waits for one endpoint, bound late."""
         bound = self.registry.bound(work.request.tenant, work.request.model)
-        choice = self._chooser.choose(work, bound, now, tentative)
+        choice = self._chooser.choose_in(work, bound, now, tentative, burst)
+        if choice is None:
+            return None, False
         if choice.dispatchable:
             self._chooser.watch(work, bound, choice, now)
             return self._booker.reserve(work, choice, now), False
@@ -398,18 +420,23 @@ class Dispatcher:
 
     def _refuse(self, hold: Hold, error: HeadwayError, now: float) -> None:
         """Answer a hold, and note it."""
-        self._note(hold, error, now)
+        self._note(hold.work.request, error, (now - hold.work.submitted_at) * 1e3)
         hold.settle(error)
 
-    def _note(self, hold: Hold, error: HeadwayError, now: float) -> None:
+    def _note(self, request: Request, error: HeadwayError, held_ms: float) -> None:
+        """Whoever counts or remembers refusals hears of this one."""
+        self.on_refused(request, error)
         if self._booker.observer is not None:
-            self._booker.observer.refused(hold.work.request, error, (now - hold.work.submitted_at) * 1e3)
+            self._booker.observer.refused(request, error, held_ms)
 
     def _let_go(self, hold: Hold) -> None:
         if self.holds.remove(hold):
-            self.quotas.refund(hold.work.request.tenant, hold.work.estimated_tokens)
-            self.retries.over(hold.work)
+            self._refund(hold.work)
             self._on_room()  # somebody behind it may have waited for its endpoint
+
+    def _refund(self, work: Work) -> None:
+        self.quotas.refund(work.request.tenant, work.request.model, work.estimated_tokens)
+        self.retries.over(work)
 
     def _until(
         self, request: Request, now: float, deadline: float | None, otherwise: HeadwayError | None = None
@@ -449,7 +476,9 @@ class Dispatcher:
         if work.retry:
             self.retries.over(work)
         if cause is not EndCause.REPORTED:
-            self.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0)
+            # Of what nobody reported, the estimate is all that is known.
+            used = work.estimated_tokens if cause in _UNREPORTED else 0.0
+            self.quotas.settle(reservation.tenant, reservation.model, work.estimated_tokens, used)
 
     def _active(self, model: str) -> int:
         """Requests in flight on the endpoints that serve a model."""
@@ -465,9 +494,10 @@ def _same(before: Work, work: Work) -> bool:
     return before.request.model == work.request.model and before.identity in (None, work.identity)
 
 
-def _pool_of(request: Request) -> tuple[tuple[object, ...], tuple[object, ...]]:
+def _pool_of(work: Work, burst: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """What tells whether one hold's lack of room is another's too: the pool, and the part of it that it may use."""
-    pool = (request.tenant, request.model, request.adapter)
+    request = work.request
+    pool = (request.tenant, request.model, request.adapter, work.split, burst)
     if not request.excluded and request.subset is None:
         return pool, pool
     subset = request.subset

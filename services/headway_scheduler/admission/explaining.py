@@ -53,6 +53,8 @@ def rows_of(
     usable = {*own.tolist(), *burst.tolist()}
     seen = fleet.pool(request.model, request.adapter).tolist() if whole else sorted(usable)
     kept = set(chooser.within(request, np.array(sorted(usable), np.int32)).tolist())
+    lane = () if choice is None else chooser.lane(request, now).tiers
+    in_split = {slot for tier in lane for slot in tier.pool.slots.tolist()}
     positions = {} if choice is None else {slot: n for n, slot in enumerate(choice.slots.tolist())}
     hits = prefixes.match(work, now).tokens(np.array(seen, np.int32), fleet.columns.capacity)
     rows = []
@@ -64,6 +66,8 @@ def rows_of(
             hard.insert(0, "not_in_group")
         elif slot not in kept:
             hard.insert(0, "excluded")
+        elif choice is not None and slot not in in_split and not hard:
+            hard.append("other_split")
         if choice is None or position is None:
             rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number]), details))
             continue

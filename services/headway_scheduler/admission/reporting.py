@@ -34,6 +34,8 @@ class Reporting:
     costs: CostModel
     history: History
     record_usage: UsageRecorder
+    on_failed: Callable[[str, str], None] = lambda _tenant, _model: None
+    """Called with tenant and model when an endpoint failed a request."""
     observer: Observer | None = None
 
     def apply(self, owner: Owner, reservation_id: str, report: Report, now: float) -> tuple[ReportStatus, str]:
@@ -63,6 +65,7 @@ class Reporting:
         self.dispatcher.fleet.answered(reservation, now)
         work = reservation.attachment
         if first and isinstance(work, Work):
+            self.dispatcher.retries.over(work)  # it went well: what may still be tried again is not this one
             work.ttft_ms = report.ttft_ms
             if work.flight is not None:
                 self.costs.first_token(work.flight, report.ttft_ms, now)
@@ -99,7 +102,10 @@ class Reporting:
             return
         used = (usage.prompt_tokens or reservation.prompt_tokens) + (usage.completion_tokens or 0.0)
         failed = report.outcome.is_endpoints_fault
-        dispatcher.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0 if failed else used)
+        actual = 0.0 if failed else used
+        dispatcher.quotas.settle(reservation.tenant, reservation.model, work.estimated_tokens, actual)
+        if failed:
+            self.on_failed(reservation.tenant, reservation.model)
         if succeeded or (report.outcome is Outcome.CANCELLED and usage.completion_tokens):
             self.record_usage(reservation.tenant, reservation.model, usage)
         if usage.completion_tokens and not failed:

@@ -22,6 +22,7 @@ from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
 
+from headway_scheduler.admission.retries import RetryConfig
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
@@ -54,6 +55,7 @@ _UNHEALTHY: Final[Health] = health_check_pb2.UNHEALTHY
 _DEGRADED: Final[Health] = health_check_pb2.DEGRADED
 _BEST_FIRST: Final = (_HEALTHY, _DEGRADED, _DRAINING, _UNHEALTHY)
 _ON_TRIAL: Final = frozenset({HardGuard.EJECTED.value, HardGuard.PROBING.value})
+_NO_LIMIT_PERCENT: Final = 100.0
 _ANY_HEALTHY: Final = 10_000
 """Overprovisioning in percent: while one in a hundred is healthy, nothing falls back on those that are degraded."""
 
@@ -114,8 +116,11 @@ class Weights:
         return before if before is not None and abs(exact - before) <= _STICKY else round(exact)
 
 
-def cluster(name: str) -> cluster_pb2.Cluster:
-    """A cluster by its name alone, so that none ever changes: what it holds comes by EDS."""
+def cluster(name: str, retries: RetryConfig) -> cluster_pb2.Cluster:
+    """A cluster by its name alone, so that none ever changes: what it holds comes by EDS.
+
+    Each Envoy keeps to the scheduler's retry budget by itself, for what it tries again without asking.
+    """
     least = least_request_pb2.LeastRequest()
     override = override_host_pb2.OverrideHost()
     override.override_host_sources.add(header=DESTINATION)
@@ -134,6 +139,9 @@ def cluster(name: str) -> cluster_pb2.Cluster:
     thresholds = circuit_breaker_pb2.CircuitBreakers.Thresholds()
     for limit in ("max_connections", "max_pending_requests", "max_requests", "max_retries"):
         getattr(thresholds, limit).value = _MANY
+    if retries.percent < _NO_LIMIT_PERCENT:
+        thresholds.retry_budget.budget_percent.value = retries.percent
+        thresholds.retry_budget.min_retry_concurrency.value = retries.minimum
     made.circuit_breakers.thresholds.append(thresholds)
     options = http_protocol_options_pb2.HttpProtocolOptions()
     options.explicit_http_config.http_protocol_options.SetInParent()
@@ -159,13 +167,13 @@ def assignments(scheduler: Scheduler, scope: Scope, weights: Weights) -> Assignm
 
 def _of_tenant(scheduler: Scheduler, tenant: Tenant, builder: "_Builder") -> Assignments:
     fleet = scheduler.fleet
-    models = [model for model in scheduler.intake.desired.models if not tenant.models or model in tenant.models]
-    pools = {model: fleet.candidates(tenant.id, model, "") for model in models}
+    models = [model for model in scheduler.intake.desired.models if scheduler.intake.allows(tenant, model)]
+    pools = {model: fleet.tiers(tenant.id, model) for model in models}
     whole = f"{TENANTS}/{tenant.id}"
     found = {whole: builder.assignment(whole, *zip(*pools.values(), strict=True))}
-    for model, (own, burst) in pools.items():
+    for model, tiers in pools.items():
         name = f"{whole}/{MODELS}/{model}"
-        found[name] = builder.assignment(name, [own], [burst])
+        found[name] = builder.assignment(name, *([tier] for tier in tiers))
     return found
 
 

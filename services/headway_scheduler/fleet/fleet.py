@@ -14,7 +14,7 @@ import structlog
 from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.decision import Placement
-from headway_scheduler.domain.desired import DesiredState
+from headway_scheduler.domain.desired import BindingMode, DesiredState, Model
 from headway_scheduler.domain.device import Device, DeviceEvent, DeviceEventKind, DeviceSample
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSample, SchedulingState
 from headway_scheduler.domain.measurement import MissingReason
@@ -31,8 +31,9 @@ from headway_scheduler.fleet.health import (
     Verdict,
 )
 from headway_scheduler.fleet.ledger import Reservation
+from headway_scheduler.fleet.membership import Membership, Rights, owners_of, split_of
 
-__all__ = ["Endpoint", "Fleet", "FleetConfig", "Node", "described"]
+__all__ = ["Endpoint", "Fleet", "FleetConfig", "Lane", "Node", "Tier", "described", "narrowed"]
 
 log = structlog.get_logger()
 
@@ -116,6 +117,8 @@ class Endpoint:
     faults: Mapping[str, str] = field(default_factory=dict)
     throttles: frozenset[str] = frozenset()
     boot_id: str = ""
+    contested: bool = False
+    """It is in dedicated groups of several tenants, and so nobody's."""
     placement: Placement = field(init=False)
     """As answers name it."""
     shares_address: bool = False
@@ -135,6 +138,11 @@ class Endpoint:
         """Its agent says something else of it now."""
         self.spec, self.ready = spec, spec.ready
         self.place(shares_address=self.shares_address)
+
+    @property
+    def node_id(self) -> str:
+        """Its node's."""
+        return self.node.id
 
     @property
     def labels(self) -> dict[str, str]:
@@ -159,6 +167,26 @@ class Endpoint:
             return ""
         _, value, device = max(known, key=lambda each: each[0])
         return f"{device.uuid} {value:.0f} °C of {device.temperature_slowdown_c.value:.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Endpoints of equal standing for a tenant and model. `burst`: only borrowed, those who own them go first."""
+
+    pool: Pool
+    burst: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The tiers of one of a model's splits, in order; a model without splits has one lane.
+
+    `weight`: its share of the requests; 0: of none while another lane is there.
+    """
+
+    split: str
+    weight: float
+    tiers: tuple[Tier, ...]
 
 
 class Fleet:
@@ -188,10 +216,13 @@ class Fleet:
         self._free: list[int] = []
         self._used = 0
         self._desired = DesiredState()
+        self._has_dedicated = False
         self._pools: dict[tuple[str, str], Slots] = {}
-        self._tenant_slots: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
+        self._membership: Membership | None = None
+        self._rights: dict[str, Rights] = {}
         self._candidates: dict[tuple[str, str, str], tuple[Slots, Slots]] = {}
-        self._open: dict[tuple[str, str, str], tuple[Pool, Pool]] = {}
+        self._lanes: dict[tuple[str, str, str], tuple[Lane, ...]] = {}
+        self._open: dict[tuple[str, str, str], tuple[Lane, ...]] = {}
         self._open_version = -1
         self._alone: dict[str, int] | None = None
         self._handicaps: dict[int, Handicap] = {}
@@ -308,6 +339,7 @@ class Fleet:
     def set_desired(self, desired: DesiredState) -> None:
         """Take over groups, bindings and scheduling states. What did not change costs nothing: fleets are large."""
         before, self._desired = self._desired, desired
+        had_dedicated, self._has_dedicated = self._has_dedicated, _has_dedicated(desired)
         changed: list[Endpoint] = []
         for node_id in before.node_states.keys() | desired.node_states.keys():
             node, state = self.nodes.get(node_id), desired.node_states.get(node_id, SchedulingState.ACTIVE)
@@ -321,7 +353,7 @@ class Fleet:
                 endpoint.state = state
                 changed.append(endpoint)
         if _who_may_use_what(before) != _who_may_use_what(desired):
-            self._changed(changed)
+            self._changed(self.endpoints.values() if had_dedicated or self._has_dedicated else changed)
         else:
             self.refresh_guards(changed)
 
@@ -369,14 +401,21 @@ class Fleet:
         key = (tenant, model, adapter)
         found = self._candidates.get(key)
         if found is None:
-            own, burst = self._slots_of(tenant)
-            pool = self.pool(model, adapter)
-            found = (_within(pool, own), _within(pool, burst))
+            rights, pool = self.rights(tenant), self.pool(model, adapter)
+            found = (_within(pool, rights.own_slots), _within(pool, rights.burst_slots))
             self._candidates[key] = found
         return found
 
-    def open_candidates(self, tenant: str, model: str, adapter: str) -> tuple[Pool, Pool]:
-        """The candidates that no hard guard has closed. Found anew when `version` has grown, not at each decision."""
+    def tiers(self, tenant: str, model: str) -> tuple[Slots, ...]:
+        """The same by tier, those to burst into last; a tier that serves nothing of the model is empty."""
+        rights, pool = self.rights(tenant), self.pool(model)
+        return tuple(_within(pool, slots) for slots in (*rights.own, *rights.burst))
+
+    def open_lanes(self, tenant: str, model: str, adapter: str) -> tuple[Lane, ...]:
+        """The candidates that no hard guard has closed, by split and tier. None of the lanes or tiers is empty.
+
+        Found anew when `version` has grown, not at each decision.
+        """
         if self._open_version != self.version:
             self._open_version = self.version
             self._open.clear()
@@ -384,14 +423,22 @@ class Fleet:
         found = self._open.get(key)
         if found is None:
             is_open = self.columns.open
-            own, burst = self.candidates(tenant, model, adapter)
-            found = self._open[key] = (Pool.of(own[is_open[own]]), Pool.of(burst[is_open[burst]]))
+            found = self._open[key] = narrowed(self._lanes_of(*key), lambda slots: slots[is_open[slots]])
+        return found
+
+    def rights(self, tenant: str) -> Rights:
+        """Which slots the tenant may use, whatever they serve."""
+        found = self._rights.get(tenant)
+        if found is None:
+            if self._membership is None:
+                self._membership = Membership(self._desired, self.endpoints.values())
+            found = self._rights[tenant] = self._membership.rights(tenant)
         return found
 
     def open_to(self, tenant: str) -> list[Endpoint]:
         """Endpoints that the tenant may use now, whatever they serve."""
-        own, burst = self._slots_of(tenant)
-        return [self.by_slot[slot] for slot in own | burst if self.columns.open[slot]]
+        rights = self.rights(tenant)
+        return [self.by_slot[slot] for slot in rights.own_slots | rights.burst_slots if self.columns.open[slot]]
 
     def groups_of(self, endpoint: Endpoint) -> list[str]:
         """Ids of the GPU groups an endpoint belongs to."""
@@ -400,12 +447,14 @@ class Fleet:
 
     def tenants_of(self, endpoint: Endpoint) -> list[str]:
         """Ids of the tenants that may use an endpoint."""
-        return [t for t in self._desired.tenants if any(endpoint.slot in slots for slots in self._slots_of(t))]
+        slot = endpoint.slot
+        found = ((tenant, self.rights(tenant)) for tenant in self._desired.tenants)
+        return [t for t, rights in found if any(slot in tier for tier in (*rights.own, *rights.burst))]
 
     def serving_only(self, domain: str) -> int:
         """Mask of the slots that no other isolation domain's tenants may use."""
         if self._alone is None:
-            self._alone = _alone(self._desired, self.endpoints)
+            self._alone = Membership(self._desired, self.endpoints.values()).alone()
         return self._alone.get(domain, 0)
 
     def hard_guards(self, endpoint: Endpoint) -> list[str]:
@@ -424,6 +473,8 @@ class Fleet:
             found[HardGuard.NOT_READY.value] = ""
         if endpoint.faults:
             found.update(endpoint.faults)
+        if endpoint.contested:
+            found["contested"] = ""
         if self.ejections.out:
             guard = self.ejections.guard(endpoint.id)
             if guard is not None:
@@ -680,19 +731,60 @@ class Fleet:
     def _overdue(self, node: Node, now: float) -> bool:
         return now - node.heard_at > self.config.stale_after_s
 
-    def _slots_of(self, tenant: str) -> tuple[frozenset[int], frozenset[int]]:
-        found = self._tenant_slots.get(tenant)
+    def _lanes_of(self, tenant: str, model: str, adapter: str) -> tuple[Lane, ...]:
+        """Open or not. The last lane has what no split holds; a split without a weight has no lane."""
+        key = (tenant, model, adapter)
+        found = self._lanes.get(key)
         if found is None:
-            found = self._tenant_slots[tenant] = tenant_slots(self._desired, tenant, self.endpoints)
+            rights, pool = self.rights(tenant), self.pool(model, adapter)
+            tiers = [(_within(pool, slots), False) for slots in rights.own]
+            tiers += [(_within(pool, slots), True) for slots in rights.burst]
+            rest = Lane("", 0.0, tuple(Tier(Pool.of(slots), burst) for slots, burst in tiers))
+            known = self._desired.models.get(model)
+            lanes = [rest] if known is None or not known.splits else [*self._split(known, rest)]
+            found = self._lanes[key] = tuple(lanes)
         return found
+
+    def _split(self, model: Model, whole: Lane) -> Iterable[Lane]:
+        number = {
+            slot: split_of(model, self._desired, self.by_slot[slot], self.by_slot[slot].spec.engine_version)
+            for tier in whole.tiers
+            for slot in tier.pool.slots.tolist()
+        }
+
+        def of(wanted: int | None) -> tuple[Tier, ...]:
+            every = (
+                (tier, [slot for slot in tier.pool.slots.tolist() if number[slot] == wanted]) for tier in whole.tiers
+            )
+            return tuple(Tier(Pool.of(np.array(slots, np.int32)), tier.burst) for tier, slots in every)
+
+        for position, split in enumerate(model.splits):
+            if split.weight > 0:
+                yield Lane(split.name, split.weight, of(position))
+        yield Lane("", 0.0, of(None))
 
     def _changed(self, endpoints: Iterable[Endpoint] = ()) -> None:
         self.version += 1
         self._pools.clear()
         self._candidates.clear()
-        self._tenant_slots.clear()
-        self._alone = None
-        self.refresh_guards(endpoints)
+        self._lanes.clear()
+        self._rights.clear()
+        self._membership = self._alone = None
+        touched = list(endpoints)
+        for endpoint in touched:
+            endpoint.contested = self._has_dedicated and len(owners_of(self._desired, endpoint)) > 1
+        self.refresh_guards(touched)
+
+
+def narrowed(lanes: Iterable[Lane], keep: Callable[[Slots], Slots]) -> tuple[Lane, ...]:
+    """The lanes with what `keep` leaves of each tier's slots; what is empty then is left out."""
+    found = []
+    for lane in lanes:
+        kept = ((keep(tier.pool.slots), tier.burst) for tier in lane.tiers)
+        tiers = tuple(Tier(Pool.of(slots), burst) for slots, burst in kept if len(slots))
+        if tiers:
+            found.append(Lane(lane.split, lane.weight, tiers))
+    return tuple(found)
 
 
 def described(event: DeviceEvent) -> str:
@@ -704,55 +796,12 @@ def described(event: DeviceEvent) -> str:
 def _who_may_use_what(desired: DesiredState) -> tuple[object, ...]:
     """All that candidates follow from, of what admins configured."""
     domains = {tenant.id: tenant.domain for tenant in desired.tenants.values()}
-    return desired.groups, desired.bindings, domains
+    splits = {model.id: model.splits for model in desired.models.values() if model.splits}
+    return desired.groups, desired.bindings, domains, splits
 
 
-def tenant_slots(
-    desired: DesiredState, tenant: str, endpoints: Mapping[str, Endpoint]
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Slots a tenant may always use, and slots it may burst into.
-
-    A group bound as dedicated belongs to its tenant alone: its members leave every other tenant's groups.
-    """
-    members: dict[str, set[int]] = {
-        group.id: {e.slot for e in endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
-        for group in desired.groups.values()
-    }
-    own: set[int] = set()
-    burst: set[int] = set()
-    others: set[int] = set()
-    for binding in desired.bindings:
-        slots = members.get(binding.group, set())
-        if binding.tenant != tenant:
-            if binding.mode == "dedicated":
-                others |= slots
-        elif binding.mode == "burst":
-            burst |= slots
-        else:
-            own |= slots
-    return frozenset(own - others), frozenset(burst - own - others)
-
-
-def _alone(desired: DesiredState, endpoints: Mapping[str, Endpoint]) -> dict[str, int]:
-    """Mask, for each isolation domain, of the slots it alone may use. Dedicated groups are their tenants' alone."""
-    members = {
-        group.id: {e.slot for e in endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
-        for group in desired.groups.values()
-    }
-    users: dict[int, set[str]] = {}
-    owners: dict[int, set[str]] = {}
-    for binding in desired.bindings:
-        tenant = desired.tenants.get(binding.tenant)
-        for slot in members.get(binding.group, ()) if tenant is not None else ():
-            assert tenant is not None  # noqa: S101 - the loop is empty without it
-            (owners if binding.mode == "dedicated" else users).setdefault(slot, set()).add(tenant.domain)
-    found: dict[str, int] = {}
-    for slot in users.keys() | owners.keys():
-        domains = owners.get(slot) or users[slot]
-        if len(domains) == 1:
-            (domain,) = domains
-            found[domain] = found.get(domain, 0) | 1 << slot
-    return found
+def _has_dedicated(desired: DesiredState) -> bool:
+    return any(binding.mode == BindingMode.DEDICATED for binding in desired.bindings)
 
 
 def _within(pool: Slots, allowed: frozenset[int]) -> Slots:

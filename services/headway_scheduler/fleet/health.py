@@ -26,7 +26,8 @@ __all__ = [
 
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 """XIDs that speak of the program on the GPU, not of the GPU (NVIDIA's XID catalogue): no recovery is ever reported."""
-_NEGLIGIBLE: Final = 0.05
+_NEGLIGIBLE: Final = 0.5
+"""Less than half a request is none: where all are idle, one fault must not keep an endpoint from its turn for long."""
 _SPARED_S: Final = 1.0
 """How long an endpoint that was spared is not judged anew."""
 
@@ -81,7 +82,7 @@ class EjectionConfig:
     max_s: float = 120.0
     max_percent: float = 50.0
     probes: int = 1
-    fault_load_s: float = 5.0
+    fault_load_s: float = 2.0
     slow_start_s: float = 10.0
     slow_start_after: frozenset[SlowStart] = frozenset({SlowStart.EJECTION})
 

@@ -10,7 +10,9 @@ from headway.fleet.v1 import fleet_pb2 as pb
 from headway.fleet.v1 import fleet_pb2_grpc
 
 from headway_scheduler.app import Scheduler
-from headway_scheduler.rpc.authentication import current_principal
+from headway_scheduler.domain.desired import Role
+from headway_scheduler.domain.names import CREDENTIALS, NODES
+from headway_scheduler.rpc.authentication import LOCAL, current_identity, current_principal
 from headway_scheduler.rpc.convert.fleet import endpoint_to_proto, node_to_proto, status_to_proto
 from headway_scheduler.rpc.decisions import Decisions
 from headway_scheduler.rpc.paging import page_of
@@ -20,6 +22,7 @@ __all__ = ["FleetService"]
 Context = ServicerContext[Any, Any]  # a context of any of the service's messages
 State = pb.NodeState | pb.EndpointState
 _SHORTEST_INTERVAL_MS = 100
+_NAMES_TENANTS = frozenset({Role.ROUTER, Role.ADMIN, Role.TENANT})
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -33,6 +36,21 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """How the scheduler does."""
         return status_to_proto(self._scheduler, self._version)
+
+    async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:  # noqa: N802
+        """What the caller's credential is good for."""
+        identity = current_identity()
+        principal = identity.principal
+        response = pb.WhoAmIResponse(
+            principal=principal.id if principal is LOCAL else f"{CREDENTIALS}/{principal.id}",
+            role=principal.role.value,
+            node=f"{NODES}/{principal.node}" if principal.node else "",
+            tenants=principal.tenants if principal.role in _NAMES_TENANTS else (),
+            shown=identity.shown.value,
+        )
+        if identity.expires is not None:
+            response.expire_time.FromDatetime(identity.expires)
+        return response
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:  # noqa: N802
         """Every node, a page at a time."""

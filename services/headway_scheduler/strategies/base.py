@@ -152,14 +152,14 @@ class View:
     @property
     def weighted_inflight(self) -> FloatColumn:
         """In flight, each counted by its task weight, 1 to 3; those of others count 1."""
-        found: FloatColumn = self.read(self._columns.weight_micro) / 1e6 + self._beyond()
-        return found
+        weights = self.read(self._columns.weight_micro) / 1e6
+        return weights + self._beyond(weights)
 
     @property
     def uncapped_inflight(self) -> FloatColumn:
         """In flight, each counted by its task weight as learned, however much; those of others count 1."""
-        found: FloatColumn = self.read(self._columns.uncapped_micro) / 1e6 + self._beyond()
-        return found
+        weights = self.read(self._columns.uncapped_micro) / 1e6
+        return weights + self._beyond(weights)
 
     @property
     def queued_prefill_ms(self) -> FloatColumn:
@@ -265,10 +265,13 @@ class View:
         """Does it hold the nearest similar fingerprint?"""
         return self._find_similar(self.slots)
 
-    def _beyond(self) -> FloatColumn:
-        """What counts as in flight beyond our reservations."""
+    def _beyond(self, weights: FloatColumn | None = None) -> FloatColumn:
+        """What counts as in flight beyond our reservations; a handicap's requests weigh what the others do."""
         columns, found = self._columns, self.read(self._columns.external)
-        return found + self.read(columns.handicap) if columns.handicapped else found
+        if not columns.handicapped:
+            return found
+        handicap, here = self.read(columns.handicap), float(self.read(columns.inflight).sum())
+        return found + (handicap if weights is None or not here else handicap * (float(weights.sum()) / here))
 
     def random(self) -> FloatColumn:
         """A fresh random number in [0, 1) a candidate."""

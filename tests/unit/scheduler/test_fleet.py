@@ -1,9 +1,11 @@
 """Nodes, endpoints, guards and groups."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fakes.rig import Rig, desired_state, device_sample, engine_sample, gpu, spec
-from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Model, Tenant
+from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Model, Split, Tenant
 from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceKind, DeviceSample
 from headway_scheduler.domain.endpoint import EngineRole, SchedulingState
 from headway_scheduler.domain.measurement import UNKNOWN, Measurement, MissingReason
@@ -474,6 +476,14 @@ DESIRED = st.fixed_dictionaries(
                 {"all": GpuGroup("all", all=True)},
                 {"all": GpuGroup("all", nodes=("a",))},
                 {"all": GpuGroup("all", endpoints=("10.0.0.4:8000@0",))},
+                {"all": GpuGroup("all", all=True), "few": GpuGroup("few", nodes=("b",))},
+            ]
+        ),
+        "models": st.sampled_from(
+            [
+                {},
+                {"m": Model("m", splits=(Split("few", 1.0, group="few"),))},
+                {"m": Model("m", splits=(Split("all", 1.0, group="all"), Split("few", 2.0, group="few")))},
             ]
         ),
         "tenants": st.sampled_from(
@@ -488,10 +498,57 @@ DESIRED = st.fixed_dictionaries(
                 (Binding("default", "all"),),
                 (Binding("default", "all"), Binding("other", "all")),
                 (Binding("other", "all", BindingMode.DEDICATED),),
+                (Binding("other", "all", BindingMode.DEDICATED), Binding("default", "few", BindingMode.DEDICATED)),
+                (
+                    Binding("other", "all", BindingMode.BURST),
+                    Binding("other", "few", order=1),
+                    Binding("default", "all"),
+                ),
             ]
         ),
     }
 )
+
+
+LABELS = st.dictionaries(st.sampled_from("kl"), st.sampled_from("xy"), max_size=2)
+
+
+@given(
+    groups=st.lists(
+        st.builds(
+            lambda selector, nodes, endpoints, everything: GpuGroup("g", "", selector, nodes, endpoints, everything),
+            LABELS,
+            st.lists(st.sampled_from(["a", "b", "c"]), max_size=2).map(tuple),
+            st.lists(NAMES, max_size=2).map(tuple),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    labels=st.lists(LABELS, min_size=4, max_size=4),
+    nodes=st.tuples(LABELS, LABELS),
+)
+def test_the_members_of_a_group_are_those_that_it_holds(groups, labels, nodes):
+    groups = [replace(group, id=f"g{number}") for number, group in enumerate(groups)]
+    tenants = [Tenant(group.id) for group in groups]
+    rig = Rig(desired_state(tenants=tenants, groups=groups, bindings=[Binding(g.id, g.id) for g in groups]))
+    specs = [spec(number + 1, labels=each) for number, each in enumerate(labels)]
+    rig.connect("a", *specs[:2], labels=nodes[0])
+    rig.connect("b", *specs[2:], labels=nodes[1])
+    for group in groups:
+        held = {e.slot for e in rig.fleet.endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
+        assert rig.fleet.rights(group.id).own_slots == held
+
+
+def lanes_of(rig, tenant):
+    return [
+        (lane.split, lane.weight, [(tier.burst, tier.pool.slots.tolist()) for tier in lane.tiers])
+        for lane in rig.fleet.open_lanes(tenant, "m", "")
+    ]
+
+
+def guards_of(rig):
+    return {endpoint.id: rig.fleet.hard_guards(endpoint) for endpoint in rig.fleet.endpoints.values()}
 
 
 @given(st.lists(DESIRED, min_size=1, max_size=5))
@@ -507,9 +564,8 @@ def test_what_admins_change_is_as_if_it_had_always_been_so(states):
                 each.connect("b", spec(3), spec(4))
             each.fleet.set_desired(desired)
         for tenant in ("default", "other"):
-            own, burst = rig.fleet.open_candidates(tenant, "m", "")
-            wanted, spare = fresh.fleet.open_candidates(tenant, "m", "")
-            assert (own.slots.tolist(), burst.slots.tolist()) == (wanted.slots.tolist(), spare.slots.tolist())
+            assert lanes_of(rig, tenant) == lanes_of(fresh, tenant)
+        assert guards_of(rig) == guards_of(fresh)
         for domain in ("tenant/default", "tenant/other", "domain/x"):
             assert rig.fleet.serving_only(domain) == fresh.fleet.serving_only(domain)
 
@@ -517,6 +573,6 @@ def test_what_admins_change_is_as_if_it_had_always_been_so(states):
 def test_a_write_that_concerns_no_endpoint_makes_no_candidates_anew():
     rig = Rig()
     rig.endpoints(3)
-    before = rig.fleet.open_candidates("default", "m", "")
+    before = rig.fleet.open_lanes("default", "m", "")
     rig.bind("least_request")
-    assert rig.fleet.open_candidates("default", "m", "") is before
+    assert rig.fleet.open_lanes("default", "m", "") is before
