@@ -62,7 +62,7 @@ def decisions_app() -> typer.Typer:
         endpoint: _EndpointName = "",
         outcome: _Outcome = "",
         since: _Since = None,
-        limit: Annotated[int, typer.Option(min=1, help="How many at most; of --follow: then stop.")] = 0,
+        limit: Annotated[int | None, typer.Option(min=1, help="How many at most; 50, and with --follow all.")] = None,
         follow: Annotated[
             bool, typer.Option("--follow", "-f", help="Show them as they are made, until stopped.")
         ] = False,

@@ -11,6 +11,7 @@ from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.report import Usage
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import FloatColumn, Slots
+from headway_scheduler.index.hashing import Chain
 from headway_scheduler.strategies.base import Costs
 
 __all__ = ["IN_FLIGHT", "REFUSED", "Candidate", "Entry", "Refusal", "Table"]
@@ -92,8 +93,8 @@ class Entry(msgspec.Struct, eq=False):
     usage: Usage = _NO_USAGE
     served_by: str = ""
     moved: bool = False
-    blocks: tuple[int, float, list[int]] | None = None
-    """For an export alone: scheme root, tokens a block, hashes."""
+    chain: Chain | None = None
+    """Of its prompt, while an export waits for its end."""
 
     @property
     def endpoint(self) -> str:

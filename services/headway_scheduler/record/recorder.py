@@ -16,6 +16,7 @@ from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.fleet.ledger import EndCause, Reservation
+from headway_scheduler.index.hashing import Chain, chain_of
 from headway_scheduler.metrics.counts import Counts
 from headway_scheduler.record.entry import REFUSED, Entry, Refusal, Table
 from headway_scheduler.record.ring import Record
@@ -33,8 +34,8 @@ class Sink(Protocol):
         """Is it in the sample?"""
         ...
 
-    def take(self, entry: Entry) -> None:
-        """It has ended, or was refused."""
+    def take(self, entry: Entry, block_tokens: float, hashes: list[int]) -> None:
+        """It has ended, or was refused. The prompt's blocks: tokens in each, and their chained hashes."""
         ...
 
 
@@ -48,11 +49,13 @@ class Recorder:
         fleet: Fleet,
         timer: Callable[[], float],
         wall: Callable[[], float],
+        chain: Callable[[Request], Chain],
     ) -> None:
+        """`chain` finds a prompt's, of a request that was refused."""
         self.record, self.counts, self.timer = record, counts, timer
         self.sink: Sink | None = None
         self.submitted = counts.decision.observe
-        self._fleet, self._wall = fleet, wall
+        self._fleet, self._wall, self._chain = fleet, wall, chain
         self._number = 0
         self._names: list[str] | None = None
         self._keeps = record.entries > 0
@@ -78,21 +81,27 @@ class Recorder:
         self._number = number = self._number + 1
         work.seen = entry = Entry(number, self._wall(), request, decision, table)
         if sampled:
-            chain = work.chain
-            entry.blocks = (chain.root, chain.block_tokens, chain.hashes)
+            entry.chain = work.chain
         if self._keeps:
             self.record.add(entry)
 
     def refused(self, request: Request, error: HeadwayError, held_ms: float) -> None:
         """Remember a refusal."""
         self.counts.refused(request, error.reason)
-        if not self._keeps:
+        sink = self.sink
+        sampled = sink is not None and sink.wants(request)
+        if not self._keeps and not sampled:
             return
         bare = replace(request, prompt=None, subset=None, excluded=frozenset())
         self._number += 1
         at = self._wall()
         refusal = Refusal(error.reason, error.message[:500], error.retry_after_s, held_ms)
-        self.record.add_refusal(Entry(self._number, at, bare, None, refusal=refusal, outcome=REFUSED, ended_at=at))
+        entry = Entry(self._number, at, bare, None, refusal=refusal, outcome=REFUSED, ended_at=at)
+        if sampled and sink is not None:
+            chain = self._chain(request)
+            sink.take(entry, chain.block_tokens, chain.hashes)
+        if self._keeps:
+            self.record.add_refusal(entry)
 
     def finished(self, reservation: Reservation, work: Work, report: Finished) -> None:
         """Remember how a request ended, as its data plane said."""
@@ -125,9 +134,10 @@ class Recorder:
         entry.ended_at = self._wall()
         served_by = self._fleet.by_slot[reservation.slot].id
         entry.served_by, entry.moved = served_by, served_by != entry.endpoint
-        if entry.blocks is not None and self.sink is not None:
-            self.sink.take(entry)
-            entry.blocks = None  # the record outlives what an export needs
+        chain = entry.chain
+        if chain is not None and self.sink is not None:
+            self.sink.take(entry, chain.block_tokens, chain.hashes)
+            entry.chain = None  # the record outlives what an export needs
 
     def _named(self) -> list[str]:
         names = [""] * self._fleet.columns.capacity
@@ -140,7 +150,12 @@ def observe(
     core: Core, record: Record, counts: Counts, timer: Callable[[], float], wall: Callable[[], float]
 ) -> Recorder:
     """Have a core's decisions recorded and counted."""
-    recorder = Recorder(record, counts, core.fleet, timer, wall)
+    most_blocks = core.dispatcher.config.max_index_blocks
+
+    def chain(request: Request) -> Chain:
+        return chain_of(request, core.history.bytes_per_token(request.model), most_blocks)
+
+    recorder = Recorder(record, counts, core.fleet, timer, wall, chain)
     core.fleet.on_announced.append(recorder.fleet_changed)
     core.fleet.on_removed.append(recorder.fleet_changed)
     core.ledger.on_end.append(recorder.ended)
