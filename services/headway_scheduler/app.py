@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
+from headway_tracing.build import tracing_to
 
 from headway_scheduler.addresses import EngineAddresses
 from headway_scheduler.config import Config
@@ -133,6 +134,7 @@ class Scheduler:
         self.record = Record(RecordConfig(config.record_decisions, config.record_bytes))
         self.counts = Counts(config.metrics_series)
         self.recorder = observe(self.core, self.record, self.counts, time.perf_counter, time.time)
+        self.tracing = tracing_to(config.trace_endpoint, f"headway-scheduler/{config.name}", config.trace_share)
         self.export: Export | None = None
         if config.export_dir is not None:
             self.export = Export(config.export_dir, config.export_share, config.export_file_bytes, config.export_files)
@@ -191,6 +193,8 @@ class Scheduler:
         await asyncio.gather(*self._saving, return_exceptions=True)  # the store is closed after this
         if self.export is not None:
             await asyncio.to_thread(self.export.write)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
         with contextlib.suppress(StoreDown):
             await self._save()
         await self._resign()

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Self
 
+from headway_tracing.build import problem_of
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import make_url
@@ -168,6 +169,10 @@ class Config(BaseSettings):
     """Pairs of tenant and model with metrics of their own; the others share the label `_other`."""
     metrics_endpoints: int = Field(1_000, ge=1, le=100_000)
     """Endpoints with metrics of their own; the others share the label `_other`."""
+    trace_endpoint: str = ""
+    """An OpenTelemetry collector (OTLP over gRPC), `http://HOST:4317`; empty: nothing is traced."""
+    trace_share: float = Field(0.01, ge=0, le=1)
+    """Of the requests whose caller decided nothing; else the caller's decision counts."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     tokenizers_dir: Path | None = None
     """Tokenise text prompts by the `tokenizer` that a model names below this folder, to match engines' KV events."""
@@ -291,6 +296,8 @@ class Config(BaseSettings):
             problems.append(f"tokenizers_dir: there is no folder {self.tokenizers_dir}")
         if self.tokenizers_dir is not None and find_spec("tokenizers") is None:
             problems.append('tokenizers_dir: needs the extra `tokenizers`: pip install "headway[tokenizers]"')
+        if problem := problem_of(self.trace_endpoint):
+            problems.append(f"trace_endpoint: {problem}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             problems.append("tls_certificate and tls_key must be given together")
         if self.http_tls and self.tls_certificate is None:
