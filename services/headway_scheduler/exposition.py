@@ -33,6 +33,7 @@ class SchedulerCollector(Collector):
         yield from self._scheduler_itself()
         yield from self._decisions()
         yield from self._traffic()
+        yield from self._shares()
         yield from self._health()
         yield from self._endpoints()
         yield from self._pools()
@@ -103,6 +104,25 @@ class SchedulerCollector(Collector):
             for series in every:
                 _add_histogram(histogram, [series.tenant, series.model], observed(series))
             yield histogram
+
+    def _shares(self) -> Iterable[Metric]:
+        """What tenants that compete got, and how far each is ahead of the least served."""
+        labels = ("arena", "tenant")
+        service = CounterMetricFamily("headway_tenant_service", "Service got, in tokens as counted.", labels=labels)
+        ahead = GaugeMetricFamily("headway_tenant_ahead", "Its counter above the least, by weight.", labels=labels)
+        held = GaugeMetricFamily("headway_tenant_holds", "Routes held, by tenant.", labels=labels)
+        dispatcher = self._scheduler.dispatcher
+        shares = sorted(dispatcher.fair.shares(), key=lambda share: (share.tenant, share.arena))
+        for share in shares[: self._most]:
+            place = [share.arena, share.tenant]
+            service.add_metric(place, share.service)
+            ahead.add_metric(place, share.ahead)
+            held.add_metric(place, dispatcher.holds.tenants.get(share.tenant, 0))
+        if rest := shares[self._most :]:
+            service.add_metric([OTHER, OTHER], sum(share.service for share in rest))
+            ahead.add_metric([OTHER, OTHER], max(share.ahead for share in rest))
+            held.add_metric([OTHER, OTHER], sum(dispatcher.holds.tenants.get(share.tenant, 0) for share in rest))
+        yield from (service, ahead, held)
 
     def _health(self) -> Iterable[Metric]:
         fleet, retries = self._scheduler.fleet, self._scheduler.dispatcher.retries
