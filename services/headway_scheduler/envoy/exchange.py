@@ -16,7 +16,6 @@ from headway.routing.v1 import routing_pb2
 from headway_openai.body import ParsedBody, forwarded_body, parse_body
 from headway_openai.errors import ApiError
 from headway_openai.prefix import parse_prefix
-from headway_tracing.build import TRACE_HEADERS, trace_context
 
 from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.app import Scheduler
@@ -237,8 +236,7 @@ class Exchange:
 
     def _span(self, tracing: "Tracing", route: routing_pb2.RouteRequest) -> RouteSpan:
         """What Envoy, or its client, said of its trace goes on to the engine by itself."""
-        self._trace = trace_context(self._head.values)
-        route.traceparent, route.tracestate = (self._trace.get(name, "") for name in TRACE_HEADERS)
+        self._trace = self._head.carry_trace(route)
         return RouteSpan(tracing, route)
 
     async def _decided(self, route: routing_pb2.RouteRequest, prompt_tokens: int | None) -> Decision:

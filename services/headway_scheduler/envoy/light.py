@@ -64,6 +64,8 @@ class LightPicker:
         route = _wanted(head.api, raw, head, plane)
         asked = route.model
         head.apply(route, plane)
+        if self._scheduler.tracing is not None:
+            head.carry_trace(route)
         if route.model != asked:
             raise InvalidField("x-gateway-model-name-rewrite", "this plane cannot change the body")
         prompt_tokens = self._prompt_tokens(route, raw, head)
