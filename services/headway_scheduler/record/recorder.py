@@ -116,12 +116,12 @@ class Recorder:
 
     def ended(self, reservation: Reservation, cause: EndCause, now: float) -> None:
         """Remember that one ended without a report."""
-        if cause is EndCause.REPORTED:
+        if cause == EndCause.REPORTED:
             return
         work = reservation.attachment
-        self.counts.lost(reservation, cause.value)
+        self.counts.lost(reservation, cause)
         if isinstance(work, Work) and isinstance(work.seen, Entry):
-            work.seen.outcome, work.seen.ttft_ms = cause.value, work.ttft_ms
+            work.seen.outcome, work.seen.ttft_ms = cause, work.ttft_ms
             self._close(work.seen, reservation)
 
     def fleet_changed(self, _endpoint: Endpoint) -> None:
