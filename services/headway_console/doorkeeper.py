@@ -1,0 +1,138 @@
+"""Who may come in: cookie → session → credential → principal, checked at every request."""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from aiohttp import web
+from headway_scheduler.domain.desired import Principal, Role
+from headway_scheduler.errors import HeadwayError, NoCredential, NotPermitted
+
+from headway_console.sessions import Session, Sessions
+
+__all__ = [
+    "COOKIE",
+    "CSRF_FIELD",
+    "CSRF_HEADER",
+    "PART_HEADER",
+    "Authenticates",
+    "Doorkeeper",
+    "ForeignOrigin",
+    "Visit",
+]
+
+COOKIE: Final = "headway_session"
+CSRF_FIELD: Final = "csrf"
+CSRF_HEADER: Final = "X-Headway-Csrf"
+PART_HEADER: Final = "X-Headway-Part"
+"""Asks for one block of a page, to put in the place of what is shown."""
+
+_MAY_ENTER: Final = frozenset({Role.VIEWER, Role.ADMIN})
+_HERE: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_SAME: Final = frozenset({"same-origin", "none"})
+
+
+class Authenticates(Protocol):
+    """What tells who shows a token."""
+
+    def authenticate(self, authorization: str | None) -> Principal:
+        """The principal, or the one that stands for nobody in particular. Raises NoCredential."""
+        ...
+
+
+class ForeignOrigin(NotPermitted):
+    """A page of another site sent this, or it was not sent by one of ours."""
+
+    reason = "FOREIGN_ORIGIN"
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of someone who may be here."""
+
+    request: web.Request
+    principal: Principal
+    session: Session
+    fresh: bool = False
+    """The session began with this request: its cookie must be sent."""
+
+    @property
+    def may_change(self) -> bool:
+        """Does the role allow writes?"""
+        return self.principal.role is Role.ADMIN
+
+    @property
+    def part(self) -> str:
+        """The block of the page that is asked for; empty: all of it."""
+        return self.request.headers.get(PART_HEADER, "")
+
+    @property
+    def query(self) -> "dict[str, str]":
+        """The address's parameters, the last of each."""
+        return dict(self.request.query)
+
+
+class Doorkeeper:
+    """Lets viewers and admins in.
+
+    `required`: everyone must sign in. Else whoever reaches the port may do anything, as over the API, so that only
+    requests to this host's own names are answered: a foreign page whose name resolves to 127.0.0.1 is not.
+    `private`: tokens may travel over this port.
+    """
+
+    def __init__(self, authenticator: Authenticates, sessions: Sessions, *, required: bool, private: bool) -> None:
+        self._authenticator, self.sessions = authenticator, sessions
+        self.required, self.private = required, private
+
+    def sign_in(self, token: str) -> Session:
+        """A session for whoever has this token. Raises NoCredential, NotPermitted."""
+        if not self.private:
+            raise NotPermitted("beyond loopback, signing in needs http_tls or insecure=true")
+        authorization = f"Bearer {token.strip()}"
+        self._enter(authorization)
+        return self.sessions.open(authorization)
+
+    def admit(self, request: web.Request) -> Visit | None:
+        """Who asks; None: they must sign in first. Raises NotPermitted, ForeignOrigin."""
+        self.check_host(request)
+        session = self.sessions.find(request.cookies.get(COOKIE, ""))
+        if session is None:
+            if self.required:
+                return None
+            return Visit(request, self._enter(None), self.sessions.open(None), fresh=True)
+        try:
+            return Visit(request, self._enter(session.authorization), session)
+        except HeadwayError:  # revoked, expired, or of another role now: the session ends with it
+            self.sessions.close(session.id)
+            return None
+
+    def check_write(self, visit: Visit, token: str) -> None:
+        """Raises ForeignOrigin unless a page of ours sent it."""
+        self.check_origin(visit.request)
+        if not visit.session.proves(visit.request.headers.get(CSRF_HEADER, "") or token):
+            raise ForeignOrigin("this form is not from your session; load the page again and repeat what you did")
+
+    def check_origin(self, request: web.Request) -> None:
+        """Raises ForeignOrigin where the browser says that another site sent it."""
+        self.check_host(request)
+        if request.headers.get("Sec-Fetch-Site", "same-origin") not in _SAME:
+            raise ForeignOrigin("this was sent from a page of another site")
+        origin = request.headers.get("Origin")
+        if origin is not None and origin.partition("://")[2] != request.host:
+            raise ForeignOrigin("this was sent from a page of another site")
+
+    def check_host(self, request: web.Request) -> None:
+        """Raises ForeignOrigin where nobody must sign in, and the browser asked for another host's name."""
+        if self.required:
+            return
+        host = request.host if request.host.endswith("]") else request.host.rpartition(":")[0] or request.host
+        if host.lower() not in _HERE:
+            raise ForeignOrigin("without credentials, the console answers only under localhost, 127.0.0.1 and [::1]")
+
+    def _enter(self, authorization: str | None) -> Principal:
+        principal = self._authenticator.authenticate(authorization)
+        if principal.role not in _MAY_ENTER:
+            words = f"{principal.id!r} has the role {principal.role.value}; the console is for viewers and admins"
+            raise NotPermitted(words, principal=principal.id, role=principal.role.value)
+        if authorization is None and self.required:
+            raise NoCredential("a token is required")
+        return principal

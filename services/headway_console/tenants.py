@@ -1,0 +1,234 @@
+"""The Tenants pages: who may use what, what they used of it, their quotas, and who changed what."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from aiohttp import web
+from google.protobuf import json_format
+from google.protobuf.field_mask_pb2 import FieldMask
+from headway.admin.v1 import admin_pb2 as pb
+from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.desired import Binding, Tenant
+from headway_scheduler.domain.names import TENANTS
+from headway_scheduler.domain.usage import Usage
+from headway_scheduler.errors import InvalidField, StoreDown, UnknownTenant
+from markupsafe import Markup
+
+from headway_console.charts import Line, chart
+from headway_console.doorkeeper import Visit
+from headway_console.pages import PREFIX, Pages, see_other
+from headway_console.writing import Admin
+
+__all__ = ["TenantPages"]
+
+_MINUTES: Final = 60
+_AUDIT_SIZE: Final = 50
+_QUOTAS: Final = (
+    ("requests_per_minute", "Requests a minute"),
+    ("tokens_per_minute", "Tokens a minute"),
+    ("max_inflight", "Requests in flight"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """A quota and what is used of it now; `limit` 0: none."""
+
+    field: str
+    words: str
+    used: float
+    limit: int
+
+    @property
+    def share(self) -> float:
+        """Of the limit, 0 to 1 and beyond."""
+        return self.used / self.limit if self.limit else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """A tenant in the list. Shares are of all tenants, 0 to 1; `used` None: nobody used anything."""
+
+    tenant: Tenant
+    bindings: tuple[Binding, ...]
+    endpoints: int
+    granted: float
+    used: float | None
+    requests: int
+    tokens: int
+    meters: tuple[Meter, ...]
+
+
+class TenantPages:
+    """Tenants, GPU groups and the audit trail. `now` is the wall's clock."""
+
+    def __init__(self, scheduler: Scheduler, pages: Pages, admin: Admin, now: Callable[[], datetime]) -> None:
+        self._scheduler, self._pages, self._admin, self._now = scheduler, pages, admin, now
+
+    async def overview(self, visit: Visit) -> web.Response:
+        """All tenants and groups."""
+        usage = await self._usage("")
+        desired, fleet = self._scheduler.desired, self._scheduler.fleet
+        members: dict[str, int] = defaultdict(int)
+        for endpoint in fleet.endpoints.values():
+            for group in fleet.groups_of(endpoint):
+                members[group] += 1
+        return self._pages.page(
+            visit,
+            "tenants.html",
+            rows=self._rows(usage or ()),
+            usage_known=usage is not None,
+            groups=sorted(desired.groups.values(), key=lambda group: group.id),
+            members=members,
+            bindings=desired.bindings,
+        )
+
+    async def tenant(self, visit: Visit) -> web.Response:
+        """One tenant: its groups, quotas and an hour of usage."""
+        name = visit.request.match_info["tenant"]
+        tenant = self._scheduler.desired.tenants.get(name)
+        if tenant is None:
+            raise UnknownTenant(f"{TENANTS}/{name}", "name")
+        usage = await self._usage(name)
+        return self._pages.page(
+            visit,
+            "tenant.html",
+            row=self._row(tenant, usage or (), 0, self._granted(tenant)),
+            usage_known=usage is not None,
+            usage_chart=self._usage_chart(usage or ()),
+            by_model=_by_model(usage or ()),
+        )
+
+    async def set_quotas(self, visit: Visit, form: Mapping[str, str]) -> web.Response:
+        """Change a tenant's quotas and weight."""
+        name = visit.request.match_info["tenant"]
+        quotas = pb.Quotas(**{field: _whole(form, field) for field, _ in _QUOTAS})
+        tenant = pb.Tenant(name=f"{TENANTS}/{name}", quotas=quotas, weight=_weight(form), etag=form.get("etag", ""))
+        request = pb.UpdateTenantRequest(tenant=tenant, update_mask=FieldMask(paths=["quotas", "weight"]))
+        await self._admin.call(visit.principal, "UpdateTenant", request)
+        visit.session.notice = f"The limits of {name} hold from the next request on."
+        return see_other(f"{PREFIX}/tenants/{name}")
+
+    async def audit(self, visit: Visit) -> web.Response:
+        """Who changed what."""
+        request = pb.ListAuditEntriesRequest(page_size=_AUDIT_SIZE, page_token=visit.query.get("page", ""))
+        answer = await self._admin.call(visit.principal, "ListAuditEntries", request)
+        entries = [(entry, _changes(entry)) for entry in answer.audit_entries]
+        return self._pages.page(visit, "audit.html", entries=entries, next_page=answer.next_page_token)
+
+    # Inside
+
+    async def _usage(self, tenant: str) -> Sequence[Usage] | None:
+        """The last hour's; None: the database cannot be reached."""
+        until = self._now().replace(second=0, microsecond=0) + timedelta(minutes=1)
+        try:
+            return await self._scheduler.store.usage(
+                since=until - timedelta(minutes=_MINUTES), until=until, tenant=tenant
+            )
+        except StoreDown:
+            return None
+
+    def _rows(self, usage: Iterable[Usage]) -> list[TenantRow]:
+        of = defaultdict[str, list[Usage]](list)
+        total = 0
+        for each in usage:
+            of[each.tenant].append(each)
+            total += _tokens(each)
+        tenants = sorted(self._scheduler.desired.tenants.values(), key=lambda tenant: tenant.id)
+        return [self._row(tenant, of.get(tenant.id, ()), total, self._granted(tenant)) for tenant in tenants]
+
+    def _row(self, tenant: Tenant, usage: Iterable[Usage], total: int, granted: float) -> TenantRow:
+        fleet, mine = self._scheduler.fleet, list(usage)
+        tokens = sum(_tokens(each) for each in mine)
+        bindings = (b for b in self._scheduler.desired.bindings if b.tenant == tenant.id)
+        return TenantRow(
+            tenant=tenant,
+            bindings=tuple(sorted(bindings, key=lambda binding: binding.order)),
+            endpoints=len(fleet.open_to(tenant.id)),
+            granted=granted,
+            used=tokens / total if total else None,
+            requests=sum(each.requests for each in mine),
+            tokens=tokens,
+            meters=self._meters(tenant, mine),
+        )
+
+    def _granted(self, tenant: Tenant) -> float:
+        """The tenant's weight among all who are bound to anything."""
+        desired = self._scheduler.desired
+        bound = {binding.tenant for binding in desired.bindings} | {tenant.id}
+        total = sum(desired.tenants[each].weight for each in bound if each in desired.tenants)
+        return tenant.weight / total if total else 0.0
+
+    def _meters(self, tenant: Tenant, usage: Iterable[Usage]) -> tuple[Meter, ...]:
+        """Use by the full minute before this one, and what is in flight now."""
+        last = self._now().replace(second=0, microsecond=0) - timedelta(minutes=1)
+        lately = [each for each in usage if each.minute.astimezone(UTC) == last]
+        inflight = self._scheduler.ledger.tenant_inflight.get(tenant.id, 0)
+        used = (sum(each.requests for each in lately), sum(_tokens(each) for each in lately), inflight)
+        return tuple(
+            Meter(field, words, amount, getattr(tenant.quotas, field))
+            for (field, words), amount in zip(_QUOTAS, used, strict=True)
+        )
+
+    def _usage_chart(self, usage: Iterable[Usage]) -> Markup:
+        """Tokens a minute over the last hour."""
+        first = self._now().replace(second=0, microsecond=0) - timedelta(minutes=_MINUTES - 1)
+        prompt, cached, completion = ([0.0] * _MINUTES for _ in range(3))
+        for each in usage:
+            minute = int((each.minute - first).total_seconds() // 60)
+            if 0 <= minute < _MINUTES:
+                prompt[minute] += each.prompt_tokens
+                cached[minute] += each.cached_tokens
+                completion[minute] += each.completion_tokens
+        lines = [Line("Prompt", prompt, 1), Line("Cached", cached, 2), Line("Answered", completion, 3)]
+        return chart(lines, "Tokens a minute", span="1 hour ago")
+
+
+def _by_model(usage: Iterable[Usage]) -> list[Usage]:
+    models: dict[str, Usage] = {}
+    for each in usage:
+        before = models.get(each.model)
+        models[each.model] = each if before is None else before.plus(each)
+    return sorted(models.values(), key=_tokens, reverse=True)
+
+
+def _tokens(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens
+
+
+def _whole(form: Mapping[str, str], field: str) -> int:
+    text = form.get(field, "").strip() or "0"
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**32):
+        raise InvalidField(f"tenant.quotas.{field}", f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def _weight(form: Mapping[str, str]) -> float:
+    try:
+        return float(form.get("weight", "1"))
+    except ValueError:
+        raise InvalidField("tenant.weight", "is no number") from None
+
+
+def _changes(entry: pb.AuditEntry) -> list[tuple[str, str, str]]:
+    """What a write changed: the field, before, after."""
+    before, after = _flat(json_format.MessageToDict(entry.before)), _flat(json_format.MessageToDict(entry.after))
+    return [
+        (key, before.get(key, ""), after.get(key, ""))
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key) and key not in ("etag", "updateTime", "update_time")
+    ]
+
+
+def _flat(value: Any, path: str = "") -> dict[str, str]:  # a JSON object
+    if isinstance(value, dict) and value:
+        return {key: text for name, each in value.items() for key, text in _flat(each, _joined(path, name)).items()}
+    return {path: value if isinstance(value, str) else json.dumps(value)} if path else {}
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
