@@ -1,6 +1,7 @@
 """The HTTP port: liveness, readiness, metrics, and Route and Report as JSON."""
 
 import ssl
+from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -62,9 +63,12 @@ class _SchedulerCollector(Collector):
 
 
 class HttpServer:
-    """Serves `/healthz`, `/readyz`, `/metrics` and `JsonApi`. `port` is the port it listens on, once started."""
+    """Serves `/healthz`, `/readyz`, `/metrics` and `JsonApi`. `port` is the port it listens on, once started.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    `mount` adds what else is served there.
+    """
+
+    def __init__(self, scheduler: Scheduler, mount: Callable[[web.UrlDispatcher], None] = lambda _router: None) -> None:
         self.port = 0
         self._scheduler = scheduler
         self._metrics = CollectorRegistry()
@@ -74,6 +78,7 @@ class HttpServer:
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._scrape)
         JsonApi(scheduler).add_to(app.router)
+        mount(app.router)
         # A call that its caller abandons is cancelled, as with gRPC: what it waits for or was given is let go.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
 
