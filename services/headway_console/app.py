@@ -38,7 +38,7 @@ Reader = Callable[[Visit], Awaitable[web.StreamResponse]]
 Writer = Callable[[Visit, "dict[str, str]"], Awaitable[web.StreamResponse]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_VISIT: Final = "headway_visit"
+_VISIT: Final = web.RequestKey("headway_visit", Visit)
 _LARGEST_FORM: Final = 64 * 1024
 _FORM_S: Final = 10.0
 

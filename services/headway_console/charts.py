@@ -79,7 +79,7 @@ def _path(values: Sequence[float], left: float, above: float, width: float, heig
 
 def _nice(value: float) -> float:
     """1, 2 or 5 times a power of ten, not below `value`."""
-    power = 1.0
+    value, power = max(value, 1e-3), 1.0
     while power < value:
         power *= 10
     while power / 10 >= value:

@@ -36,7 +36,7 @@ def duration_ms(value: float | None) -> str:
         return DASH
     if abs(value) >= 1000:
         return f"{value / 1000:.1f}{_THIN}s"
-    return f"{value:.1f}{_THIN}ms" if abs(value) < 10 else f"{value:.0f}{_THIN}ms"
+    return f"{value:.1f}{_THIN}ms" if 0 < abs(value) < 10 else f"{value:.0f}{_THIN}ms"
 
 
 def duration_s(value: float | None) -> str:

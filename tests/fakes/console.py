@@ -1,17 +1,19 @@
 """A console over a rigged scheduler, served on a real port, and a browser's manners to ask it with."""
 
 import contextlib
+import hashlib
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import aiohttp
 from aiohttp import web
-from fakes.rig import Clock, MemoryStore, device_sample, gpu
+from fakes.rig import Clock, MemoryStore, desired_state, device_sample, gpu
 from headway_console.app import Console
 from headway_console.decisions import Candidate, DecisionRow
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
-from headway_scheduler.domain.desired import StrategyRevision
+from headway_scheduler.domain.desired import Credential, Role, StrategyRevision
 from headway_scheduler.domain.device import DeviceKind
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineSample
 from headway_scheduler.domain.measurement import Measurement
@@ -189,3 +191,26 @@ def decision(number, time, **changes):
         "candidates_seen": 5,
     }
     return DecisionRow(f"req-{number}", time, **(parts | changes))
+
+
+TOKENS = {role: f"hw_{role.value}-token-of-this-test" for role in Role}
+
+
+def credentials():
+    scope = {Role.AGENT: {"node": "n"}, Role.ROUTER: {"tenants": ("*",)}}
+    return {
+        role.value: Credential(role.value, role, hashlib.sha256(token.encode()).digest(), **scope.get(role, {}))
+        for role, token in TOKENS.items()
+    }
+
+
+async def required(**config):
+    return await rigged(desired_state(credentials=credentials()), require_credentials=True, **config)
+
+
+async def change(scheduler, credential):
+    """An admin changes it."""
+    desired = scheduler.store.desired
+    held = {**desired.credentials, credential.id: credential}
+    scheduler.store.desired = replace(desired, version=desired.version + 1, credentials=held)
+    await scheduler.refresh()
