@@ -142,13 +142,16 @@ class SchedulerStream:
         while not self._stopping.is_set():
             began = self.clock()
             ended = await self._session()
+            # A token of before the last rotation, on a stream that lived: the next one shows what the file has now.
+            renewable = self.connected and ended.code is grpc.StatusCode.UNAUTHENTICATED
             self.connected = False
             self.pace.forget(self.scheduler)
             if self._stopping.is_set():
                 return
             failures = 1 if self.clock() - began > self.backoff.steady_s else failures + 1
-            pause_s = self.backoff.pause_s(failures, ended.code in _REFUSALS, self.random)
-            self._log_end(ended, pause_s)
+            refused = ended.code in _REFUSALS and not renewable
+            pause_s = self.backoff.pause_s(failures, refused, self.random)
+            self._log_end(ended, pause_s, refused=refused)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause_s)
 
@@ -258,10 +261,10 @@ class SchedulerStream:
             case _:
                 log.debug("message_not_understood", address=self.scheduler)
 
-    def _log_end(self, ended: StreamEndedError, pause_s: float) -> None:
+    def _log_end(self, ended: StreamEndedError, pause_s: float, *, refused: bool) -> None:
         facts = {"address": self.scheduler, "why": str(ended), "retry_in_s": round(pause_s, 2)}
         code = ended.code.name if ended.code else ""
-        if ended.code in _REFUSALS:
+        if refused and ended.code is not None:
             log.error("scheduler_refused", code=code, hint=_REFUSALS[ended.code], **facts)
         else:
             log.warning("scheduler_stream_ended", code=code, **facts)

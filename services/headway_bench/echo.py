@@ -62,6 +62,11 @@ class _Echo(routing_pb2_grpc.RouterServicer):
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         return pb.ExplainResponse()
 
+    async def IdentifyKeys(  # noqa: N802
+        self, request: pb.IdentifyKeysRequest, context: Context
+    ) -> pb.IdentifyKeysResponse:
+        return pb.IdentifyKeysResponse()
+
     async def RouteStream(  # type: ignore[override]  # noqa: N802  the stubs know only generators
         self, request_iterator: AsyncIterator[pb.RouteStreamRequest], context: Context
     ) -> None:

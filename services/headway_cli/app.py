@@ -3,17 +3,19 @@
 import typer
 
 from headway_cli.apply import add_file_commands
+from headway_cli.auth import add_token_verbs, auth_app
 from headway_cli.benchmark import add_benchmarks
 from headway_cli.command import root_options
 from headway_cli.configuration import configuration_app
 from headway_cli.database import database_app
 from headway_cli.fleet import fleet_app
-from headway_cli.live import add_audit, add_credential_verbs, live_apps
+from headway_cli.live import add_audit, live_apps
 from headway_cli.local.commands import add_local_commands
 from headway_cli.resources import resource_apps
 from headway_cli.routing import add_routing_commands
 from headway_cli.simulate import add_simulator
 from headway_cli.strategies import add_strategy_verbs
+from headway_cli.usage import add_usage
 
 __all__ = ["build"]
 
@@ -29,8 +31,16 @@ def build() -> typer.Typer:
     app.callback()(root_options)
     resources = resource_apps()
     add_strategy_verbs(resources["strategies"])
-    add_credential_verbs(resources["credentials"])
-    for group in (*resources.values(), *live_apps().values(), fleet_app(), database_app(), configuration_app()):
+    add_usage(resources["tenants"])
+    add_token_verbs(resources["credentials"], "credentials")
+    for group in (
+        *resources.values(),
+        *live_apps().values(),
+        auth_app(),
+        fleet_app(),
+        database_app(),
+        configuration_app(),
+    ):
         app.add_typer(group)
     add_file_commands(app)
     add_routing_commands(app)

@@ -38,6 +38,7 @@ _FUTURE: Final = {
 _SIGNS: Final = {Verb.CREATE: "+", Verb.UPDATE: "~", Verb.DELETE: "-"}
 _MISSING: Final = frozenset({"UNKNOWN_RESOURCE", "UNKNOWN_TENANT", "UNKNOWN_MODEL"})
 _SCOPE: Final = frozenset({"tenant", "model", "gpu_group", "shadow"})
+_MEMBERS: Final = frozenset({"selector", "nodes", "endpoints", "all"})
 
 
 def add_file_commands(app: typer.Typer) -> None:
@@ -165,9 +166,16 @@ def _comes(error: CliError, coming: set[str]) -> bool:
 def _makes_room(error: CliError, action: Action, updated: dict[str, Action]) -> bool:
     """Is what stands in the way among what the file updates before?"""
     message = action.message
-    if action.kind.name == "Binding" and error.reason == "IN_USE":
+    if action.kind.name == "Binding" and error.reason == "GROUP_NOT_FREE":
+        user = error.facts.get("user", "")
+        if "/bindings/" not in user:  # a tenant whose other dedicated group has an endpoint of this one, too
+            modes = (other for other in updated.values() if other.message.name.startswith(f"{user}/bindings/"))
+            groups = (other for other in updated.values() if other.kind.name == "GpuGroup")
+            return any("mode" in other.changes for other in modes) or any(
+                _MEMBERS & each.changes.keys() for each in groups
+            )
         # Another tenant's binding to the group, which is dedicated; a dedicated one bears no other of any mode.
-        holder = updated.get(error.facts.get("user", ""))
+        holder = updated.get(user)
         return message.mode != admin_pb2.BINDING_MODE_DEDICATED and holder is not None and "mode" in holder.changes
     if action.kind.name == "StrategyBinding" and error.reason == "IN_USE":
         # Another one has the scope; the scheduler does not say which.

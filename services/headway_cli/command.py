@@ -19,6 +19,8 @@ _SCHEDULER_HELP: Final = "HOST:PORT of the scheduler."
 _TOKEN_HELP: Final = "A credential's token."  # noqa: S105 -- a text
 _CA_HELP: Final = "Speak TLS and trust this PEM file, or `system` for the system's roots."
 _SERVER_NAME_HELP: Final = "The name in the scheduler's certificate, where it is not the address."
+_CERTIFICATE_HELP: Final = "PEM file of a client certificate, with --key, where the scheduler wants one."
+_KEY_HELP: Final = "PEM file of its key."
 _TIMEOUT_HELP: Final = "Seconds that one call may take."
 
 _OUTPUT: Final = {
@@ -39,6 +41,13 @@ _CONNECTION: Final = {
     "server_name": Annotated[
         str | None, typer.Option(help=f"{_SERVER_NAME_HELP} Default: HEADWAY_SERVER_NAME.", rich_help_panel=_PANEL)
     ],
+    "certificate": Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help=f"{_CERTIFICATE_HELP} Default: HEADWAY_CERTIFICATE.", rich_help_panel=_PANEL),
+    ],
+    "key": Annotated[
+        str | None, typer.Option(metavar="FILE", help=f"{_KEY_HELP} Default: HEADWAY_KEY.", rich_help_panel=_PANEL)
+    ],
     "timeout": Annotated[
         float | None,
         typer.Option(min=0.1, help=f"{_TIMEOUT_HELP} Default: {DEFAULT_TIMEOUT_S:g}.", rich_help_panel=_PANEL),
@@ -58,11 +67,15 @@ def root_options(
     token: Annotated[str, typer.Option(envvar="HEADWAY_TOKEN", help=_TOKEN_HELP)] = "",
     ca: Annotated[str, typer.Option(envvar="HEADWAY_CA", metavar="FILE", help=_CA_HELP)] = "",
     server_name: Annotated[str, typer.Option(envvar="HEADWAY_SERVER_NAME", help=_SERVER_NAME_HELP)] = "",
+    certificate: Annotated[
+        str, typer.Option(envvar="HEADWAY_CERTIFICATE", metavar="FILE", help=_CERTIFICATE_HELP)
+    ] = "",
+    key: Annotated[str, typer.Option(envvar="HEADWAY_KEY", metavar="FILE", help=_KEY_HELP)] = "",
     timeout: Annotated[float, typer.Option(min=0.1, help=_TIMEOUT_HELP)] = DEFAULT_TIMEOUT_S,
     output: Annotated[Output, typer.Option("--output", "-o", help="How to print the answer.")] = Output.TABLE,
 ) -> None:
     """Headway decides which GPU serves which LLM request. This is its command line."""
-    ctx.obj = Session(scheduler, token, ca, server_name, output, timeout)
+    ctx.obj = Session(scheduler, token, ca, server_name, certificate, key, output, timeout)
 
 
 def command(
@@ -134,6 +147,8 @@ def _session(ctx: typer.Context, given: dict[str, Any]) -> Session:
         token=chosen("token", base.token),
         ca=chosen("ca", base.ca),
         server_name=chosen("server_name", base.server_name),
+        certificate=chosen("certificate", base.certificate),
+        key=chosen("key", base.key),
         output=chosen("output", base.output),
         timeout_s=chosen("timeout", base.timeout_s),
     )

@@ -10,11 +10,13 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 __all__ = [
+    "DEADLINE",
     "FAILED",
     "UNREACHABLE",
     "USAGE",
     "CliError",
     "FileProblems",
+    "NotInTime",
     "NotInstalled",
     "Problem",
     "Refusals",
@@ -31,6 +33,8 @@ USAGE: Final = 2
 """Exit code: the command line is wrong."""
 UNREACHABLE: Final = 3
 """Exit code: no scheduler (or database) answers."""
+DEADLINE: Final = 4
+"""Exit code: what was waited for did not happen in time. It goes on."""
 
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 
@@ -85,6 +89,12 @@ class Unreachable(CliError):
 
     def __init__(self, message: str) -> None:
         super().__init__("UNREACHABLE", message)
+
+
+class NotInTime(CliError):
+    """What was waited for did not happen before the deadline."""
+
+    exit_code = DEADLINE
 
 
 class NotInstalled(CliError):

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from headway_cli.client import Client
 from headway_cli.command import command, group
+from headway_cli.guards import guards_of
 from headway_cli.messages import Plain, to_plain
 from headway_cli.output import console, print_plain, show, table, to_yaml
 from headway_cli.session import Output, Session
@@ -203,7 +204,7 @@ def _endpoint_row(endpoint: pb.EndpointState) -> dict[str, Plain]:
         "models": list(endpoint.models),
         "healthy": endpoint.healthy,
         "state": endpoint.state,
-        "guards": [*endpoint.hard_guards, *(f"({guard})" for guard in endpoint.soft_guards)],
+        "guards": guards_of(endpoint),
         "in flight": endpoint.inflight,
         "queued ms": round(endpoint.queued_prefill_ms, 1),
         "KV use": _measured(endpoint.sample.kv_use),

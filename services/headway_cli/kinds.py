@@ -24,7 +24,9 @@ __all__ = [
 
 Resource = Any  # a message of one of the seven kinds
 
-OUTPUTS: Final = frozenset({"etag", "create_time", "update_time", "revision", "discovered", "revoked"})
+OUTPUTS: Final = frozenset(
+    {"etag", "create_time", "update_time", "revision", "discovered", "revoked", "previous_token_expire_time"}
+)
 """Fields that only the scheduler sets."""
 
 
@@ -114,6 +116,13 @@ def _identifier(message: Resource) -> str:
     return str(message.name.partition("/")[2])
 
 
+def _complete_model(model: pb.Model) -> None:
+    for split in model.splits.values():
+        split.gpu_group = split.gpu_group and qualified("gpuGroups", split.gpu_group)
+    if model.disruption_budget == pb.DisruptionBudget():
+        model.ClearField("disruption_budget")
+
+
 def _complete_binding(binding: pb.Binding) -> None:
     binding.gpu_group = binding.gpu_group or f"gpuGroups/{binding.name.rpartition('/')[2]}"
 
@@ -131,7 +140,8 @@ MODELS: Final = Kind(
     message=pb.Model,
     what="models of the catalogue",
     example="llama-3-8b aliases=llama,small max_context_tokens=8192",
-    columns=("name", "aliases", "tokenizer", "max_context_tokens", "discovered"),
+    columns=("name", "aliases", "tokenizer", "max_context_tokens", "splits", "disruption_budget", "discovered"),
+    complete=_complete_model,
     kept=lambda model: bool(model.discovered),
 )
 GPU_GROUPS: Final = Kind(
@@ -210,7 +220,16 @@ CREDENTIALS: Final = Kind(
     message=pb.Credential,
     what="credentials: who may call",
     example="gateway-1 role=router tenants=acme,globex",
-    columns=("name", "role", "node", "tenants", "expire_time", "revoked"),
+    columns=(
+        "name",
+        "role",
+        "node",
+        "tenants",
+        "certificate_identity",
+        "expire_time",
+        "previous_token_expire_time",
+        "revoked",
+    ),
     references={"node": "nodes", "tenants": "tenants"},
     kept=lambda _: True,  # whoever prunes must not lock everyone out
 )

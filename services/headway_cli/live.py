@@ -1,9 +1,11 @@
-"""Nodes and endpoints as admins handle them (cordon, drain, uncordon), credentials revoked, and the audit trail."""
+"""Nodes and endpoints as admins handle them (cordon, drain, uncordon), and the audit trail."""
 
 import itertools
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -11,16 +13,18 @@ from headway.admin.v1 import admin_pb2 as pb
 
 from headway_cli.client import Client
 from headway_cli.command import command, group
-from headway_cli.errors import CliError
-from headway_cli.kinds import CREDENTIALS, qualified
+from headway_cli.durations import moment_of, seconds_of
+from headway_cli.errors import NotInTime, Unreachable
+from headway_cli.kinds import qualified
 from headway_cli.messages import to_plain
 from headway_cli.output import print_item, print_plain, print_rows, print_text
 from headway_cli.resources import Name, done
 from headway_cli.session import Output, Session
 
-__all__ = ["add_audit", "add_credential_verbs", "live_apps"]
+__all__ = ["add_audit", "live_apps"]
 
 _POLL_S: Final = 0.5
+_Force = Annotated[bool, typer.Option("--force", help="Even if that breaks a model's disruption budget.")]
 _STATES: Final = {
     "cordon": (pb.SCHEDULING_STATE_CORDONED, "cordoned", "Send no new requests to"),
     "uncordon": (pb.SCHEDULING_STATE_ACTIVE, "active", "Send requests again to"),
@@ -101,9 +105,9 @@ def _add_switch(
     app: typer.Typer, kind: _LiveKind, verb: str, state: pb.SchedulingState.ValueType, what: str, help_: str
 ) -> None:
     @command(app, verb, help=f"{help_} this {kind.noun}.", example=f"headway {kind.collection} {verb} {kind.example}")
-    def switch(session: Session, name: Name) -> None:
+    def switch(session: Session, name: Name, force: _Force = False) -> None:
         with session.client() as client:
-            done(session, _set_state(client, kind, name, state), what)
+            done(session, _set_state(client, kind, name, state, force), what)
 
 
 def _add_drain(app: typer.Typer, kind: _LiveKind) -> None:
@@ -111,30 +115,47 @@ def _add_drain(app: typer.Typer, kind: _LiveKind) -> None:
         app,
         "drain",
         help=f"Let this {kind.noun} run dry: no new requests, those in flight finish.",
-        example=f"headway {kind.collection} drain {kind.example} --wait 300",
+        example=f"headway {kind.collection} drain {kind.example} --wait --deadline 5m",
     )
     def drain(
         session: Session,
         name: Name,
-        wait: Annotated[float, typer.Option(min=0, help="Wait this many seconds for it to be empty.")] = 0.0,
+        wait: Annotated[bool, typer.Option("--wait", help="Wait until it is empty, and say how it goes.")] = False,
+        deadline: Annotated[str, typer.Option(help="Wait so long at most (5m); then exit with 4.")] = "",
+        force: _Force = False,
     ) -> None:
+        limit_s = seconds_of(deadline, "--deadline") if deadline else None
         with session.client() as client:
-            message = _set_state(client, kind, name, pb.SCHEDULING_STATE_DRAINING)
-            if wait:
-                message = _wait_empty(lambda: _get(client, kind, name), wait)
+            message = _set_state(client, kind, name, pb.SCHEDULING_STATE_DRAINING, force)
+            if wait or limit_s is not None:
+                message = _wait_empty(message.name, lambda: _get(client, kind, name), limit_s)
         left = f"{message.inflight} in flight" if message.inflight else "empty"
         done(session, message, f"draining, {left}")
 
 
-def _wait_empty(read: Callable[[], Any], wait_s: float) -> Any:
-    deadline = time.monotonic() + wait_s
+def _wait_empty(name: str, read: Callable[[], Any], limit_s: float | None) -> Any:
+    """Read until nothing is in flight, and tell each change. Raises NotInTime; it stays draining then.
+
+    A scheduler that is away for a while is waited for: it may be the one that moves.
+    """
+    started, told = time.monotonic(), None
     while True:
-        message = read()
-        if not message.inflight:
+        try:
+            message = read()
+        except Unreachable as error:
+            message, left = None, error.message
+        else:
+            left = f"{message.inflight} in flight"
+        if message is not None and not message.inflight:
             return message
-        if time.monotonic() >= deadline:
-            raise CliError("NOT_EMPTY", f"{message.name} still has {message.inflight} requests after {wait_s:g} s")
-        time.sleep(_POLL_S)
+        if left != told:
+            told = left
+            sys.stderr.write(f"{name}: {left}\n")
+            sys.stderr.flush()
+        waited_s = time.monotonic() - started
+        if limit_s is not None and waited_s >= limit_s:
+            raise NotInTime("NOT_EMPTY", f"{name}: {left} after {waited_s:.0f} s; it goes on draining")
+        time.sleep(_POLL_S if limit_s is None else min(_POLL_S, limit_s - waited_s))
 
 
 def _get(client: Client, kind: _LiveKind, name: str) -> Any:  # a Node or an Endpoint
@@ -143,9 +164,9 @@ def _get(client: Client, kind: _LiveKind, name: str) -> Any:  # a Node or an End
     return getattr(client.call(method, request), kind.noun)
 
 
-def _set_state(client: Client, kind: _LiveKind, name: str, state: pb.SchedulingState.ValueType) -> Any:
+def _set_state(client: Client, kind: _LiveKind, name: str, state: pb.SchedulingState.ValueType, force: bool) -> Any:
     method = getattr(client.admin, f"Set{kind.name}State")
-    request = kind.request(f"Set{kind.name}State", name=qualified(kind.collection, name), state=state)
+    request = kind.request(f"Set{kind.name}State", name=qualified(kind.collection, name), state=state, force=force)
     return getattr(client.write(method, request), kind.noun)
 
 
@@ -159,21 +180,6 @@ def _delete_node(session: Session, name: Name) -> None:
         print_plain(session, {"name": full, "deleted": True})
 
 
-def add_credential_verbs(app: typer.Typer) -> None:
-    """Add `revoke` to `headway credentials`."""
-
-    @command(
-        app,
-        "revoke",
-        help="Refuse a credential's token from now on.",
-        example="headway credentials revoke gateway-1",
-    )
-    def revoke(session: Session, name: Name) -> None:
-        with session.client() as client:
-            request = pb.RevokeCredentialRequest(name=CREDENTIALS.full_name(name))
-            done(session, client.write(client.admin.RevokeCredential, request).credential, "revoked")
-
-
 def add_audit(app: typer.Typer) -> None:
     """Add `headway audit`."""
 
@@ -181,10 +187,14 @@ def add_audit(app: typer.Typer) -> None:
     def audit(
         session: Session,
         limit: Annotated[int, typer.Option(min=1, help="How many entries at most.")] = 50,
-        resource: Annotated[str, typer.Option(help="Only of this resource: tenants/acme.")] = "",
+        resource: Annotated[str, typer.Option(help="Only of this resource, and what is below it: tenants/acme.")] = "",
+        principal: Annotated[str, typer.Option(help="Only what this credential wrote.")] = "",
+        since: Annotated[str, typer.Option(help="Only from then on: 2h, 7d or 2027-01-31T12:00:00Z.")] = "",
     ) -> None:
+        request = pb.ListAuditEntriesRequest(resource=resource, principal=principal.removeprefix("credentials/"))
+        if since:
+            request.since.FromDatetime(moment_of(since, "--since", datetime.now(UTC)))
         with session.client() as client:
-            entries = client.pages(client.admin.ListAuditEntries, pb.ListAuditEntriesRequest(), "audit_entries")
-            matching = (entry for entry in entries if resource in ("", entry.resource))
-            rows = [to_plain(entry) for entry in itertools.islice(matching, limit)]
+            entries = client.pages(client.admin.ListAuditEntries, request, "audit_entries")
+            rows = [to_plain(entry) for entry in itertools.islice(entries, limit)]
         print_rows(session, rows, ("id", "time", "principal", "method", "resource"), "no entries")

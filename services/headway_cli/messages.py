@@ -144,7 +144,10 @@ class _Reader:
     def _field(self, message: Message, field: Field, value: Plain, path: str) -> None:
         held = getattr(message, field.name)
         if field.is_repeated and field.message_type is not None:
-            self._map(held, value, path)
+            if _value_of(field) is None:
+                self._map(held, value, path)
+            else:
+                self._messages(held, value, path)
         elif field.is_repeated:
             self._list(held, field, value, path)
         elif field.message_type is not None:
@@ -176,6 +179,19 @@ class _Reader:
                 self.wrong(f"{path}.{key}", f"must be text, not {_shown(inner)}: put it in quotes")
             else:
                 held[key] = inner
+
+    def _messages(self, held: Any, value: Plain, path: str) -> None:
+        if not isinstance(value, dict):
+            self.wrong(path, f"must be a mapping, not {_shown(value)}")
+            return
+        for key, inner in value.items():
+            where = f"{path}.{key}"
+            if not isinstance(key, str):
+                self.wrong(where, f"must be text, in quotes, not {_shown(key)}")
+            elif not isinstance(inner, dict):
+                self.wrong(where, f"must be a mapping, not {_shown(inner)}")
+            else:
+                self.message(held[key], inner, where)
 
     def _list(self, held: Any, field: Field, value: Plain, path: str) -> None:
         if not isinstance(value, list):
@@ -242,6 +258,14 @@ class _Reader:
         return len(self.problems) == before
 
 
+def _value_of(field: Field) -> Fields | None:
+    """What the values of a map of messages are; None for other fields."""
+    entry = field.message_type
+    if entry is None or not entry.GetOptions().map_entry:
+        return None
+    return entry.fields_by_name["value"].message_type
+
+
 def _shown(value: Plain) -> str:
     if isinstance(value, dict):
         return "a mapping"
@@ -282,6 +306,8 @@ def _assign(values: dict[str, Plain], descriptor: Fields, path: str, head: str, 
             raise ValueError(f"{path}: {head!r} has no parts")
         if field.message_type.full_name == Struct.DESCRIPTOR.full_name:
             _put(inner, rest, text, _scalar_of(path))
+        elif field.is_repeated and (of := _value_of(field)) is not None:
+            _assign_in_map(inner, of, path, rest, text)
         elif field.is_repeated:
             _put(inner, rest, text, str)
         else:
@@ -295,6 +321,24 @@ def _assign(values: dict[str, Plain], descriptor: Fields, path: str, head: str, 
         raise ValueError(f"{path}: must be set by its parts, {head}.KEY=VALUE")
     else:
         _put(values, head, text, str if field.type == FieldDescriptor.TYPE_STRING else _scalar_of(path))
+
+
+def _assign_in_map(values: dict[str, Plain], of: Fields, path: str, rest: str, text: str) -> None:
+    """`canary.weight=5`, or `llama-3.1.max_inflight=8`: a key may have dots, and ends where a field begins.
+
+    Nothing after a bare key's `=` takes the entry away.
+    """
+    parts = rest.split(".")
+    start = next((n for n in range(1, len(parts)) if parts[n] in of.fields_by_name), None)
+    if start is not None:
+        head, further = parts[start], ".".join(parts[start + 1 :])
+        _assign(values.setdefault(".".join(parts[:start]), {}), of, path, head, further, text)
+    elif not text:
+        values.pop(rest, None)
+    else:
+        raise ValueError(
+            f"{path}: must be set by its parts, {path}.FIELD=VALUE; there are {', '.join(of.fields_by_name)}"
+        )
 
 
 def _put(values: dict[str, Plain], key: str, text: str, read: Callable[[str], Plain]) -> None:

@@ -1,5 +1,6 @@
-"""Answers on stdout: a table for people, JSON or YAML for programs."""
+"""Answers on stdout: a table for people, JSON or YAML for programs, CSV for spreadsheets."""
 
+import csv
 import io
 import json
 import sys
@@ -59,8 +60,13 @@ def least_width(renderable: RenderableType) -> int:
 
 
 def print_rows(session: Session, rows: Sequence[_Row], columns: Sequence[str], empty: str) -> None:
-    """A list: a table of some of its columns, or everything as JSON or YAML. `empty` is said of a list without rows."""
-    if session.output is not Output.TABLE:
+    """A list: a table of some of its columns, or everything as JSON or YAML. `empty` is said of a list without rows.
+
+    CSV has the columns of the table, also when there are no rows.
+    """
+    if session.output is Output.CSV:
+        _print_csv(rows, columns)
+    elif session.output is not Output.TABLE:
         print_plain(session, list(rows))
     elif rows:
         show(table(rows, columns))
@@ -83,11 +89,27 @@ def print_item(session: Session, item: _Row) -> None:
 
 
 def print_plain(session: Session, value: Plain) -> None:
-    """JSON, or YAML."""
-    if session.output is Output.YAML:
+    """JSON, or YAML, or CSV with a line for each thing of a list."""
+    if session.output is Output.CSV:
+        rows = value if isinstance(value, list) else [value]
+        _print_csv(rows, list(dict.fromkeys(key for row in rows for key in row)))
+    elif session.output is Output.YAML:
         sys.stdout.write(to_yaml(value))
     else:
         sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _print_csv(rows: Sequence[_Row], columns: Sequence[str]) -> None:
+    """RFC 4180, but with plain newlines. What is no plain value is JSON."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([[_csv_cell(row.get(column)) for column in columns] for row in rows])
+
+
+def _csv_cell(value: Plain) -> Plain:
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list | Mapping) else value
 
 
 def print_text(line: str) -> None:

@@ -11,7 +11,18 @@ from headway_cli.messages import Plain, assign, from_plain, to_plain
 from headway_cli.output import print_item, print_plain, print_rows, print_text
 from headway_cli.session import Output, Session
 
-__all__ = ["Assignments", "DryRun", "Etag", "Name", "assigned", "done", "edited", "resource_apps"]
+__all__ = [
+    "Assignments",
+    "DryRun",
+    "Etag",
+    "Name",
+    "assigned",
+    "done",
+    "edited",
+    "list_command",
+    "resource_apps",
+    "show_token",
+]
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name, with or without the collection.")]
 Assignments = Annotated[
@@ -68,12 +79,18 @@ def _app(kind: Kind) -> typer.Typer:
     return app
 
 
-def _add_reads(app: typer.Typer, kind: Kind) -> None:
-    @command(app, "list", help=f"List {kind.what}.", example=f"headway {kind.command} list -o json")
+def list_command(app: typer.Typer, kind: Kind, example: str) -> None:
+    """Add `list`."""
+
+    @command(app, "list", help=f"List {kind.what}.", example=example)
     def list_(session: Session) -> None:
         with session.client() as client:
             rows = [_shown(session, message) for message in client.list_all(kind)]
         print_rows(session, rows, kind.columns, f"no {kind.command.replace('-', ' ')}")
+
+
+def _add_reads(app: typer.Typer, kind: Kind) -> None:
+    list_command(app, kind, f"headway {kind.command} list -o json")
 
     @command(
         app,
@@ -112,14 +129,20 @@ def _create(session: Session, kind: Kind, message: Any, assignments: list[str], 
     with session.client() as client:
         response = client.create(kind, message, validate_only=dry_run)
     created, token = getattr(response, kind.noun), getattr(response, "token", "")
-    if not token:
+    if token:
+        show_token(session, created, token, "created")
+    else:
         done(session, created, "is valid" if dry_run else "created")
-    elif session.output is Output.TABLE:
-        print_text(f"{created.name} created")
+
+
+def show_token(session: Session, credential: Any, token: str, what: str) -> None:
+    """Show a new token, the only time that anyone sees it."""
+    if session.output is Output.TABLE:
+        print_text(f"{credential.name} {what}")
         print_text(f"token: {token}")
         print_text("Keep it now: only its hash is stored, and it is shown this once.")
     else:
-        print_plain(session, {**to_plain(created), "token": token})
+        print_plain(session, {**to_plain(credential), "token": token})
 
 
 def _add_update(app: typer.Typer, kind: Kind) -> None:

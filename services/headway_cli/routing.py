@@ -9,6 +9,7 @@ from headway.routing.v1 import routing_pb2 as pb
 from headway_cli.client import Client
 from headway_cli.command import command
 from headway_cli.errors import CliError, UsageProblem, from_status
+from headway_cli.guards import guards_with_details
 from headway_cli.messages import Plain, to_plain
 from headway_cli.output import cell, print_item, print_plain, print_text, show, table
 from headway_cli.session import Output, Session
@@ -170,7 +171,7 @@ def _row(row: pb.ExplainRow) -> dict[str, Plain]:
         "GPU use": _known(row, "utilization"),
         "°C": _known(row, "temperature_c"),
         "age s": round(age_s, 1) if row.HasField("sample_age_ms") else None,
-        "guards": [*row.hard_guards, *(f"({guard})" for guard in row.soft_guards)],
+        "guards": guards_with_details(row),
     }
 
 

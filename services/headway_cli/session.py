@@ -26,6 +26,7 @@ class Output(StrEnum):
     TABLE = "table"
     JSON = "json"
     YAML = "yaml"
+    CSV = "csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Session:
     """PEM file of the certificate authority, or `system`; empty: no TLS."""
     server_name: str = ""
     """The name in the scheduler's certificate, where it is not the address."""
+    certificate: str = ""
+    """PEM file of a client certificate, shown to schedulers that want one; with `key`."""
+    key: str = ""
     output: Output = Output.TABLE
     timeout_s: float = DEFAULT_TIMEOUT_S
 
@@ -56,12 +60,19 @@ class Session:
             return grpc.insecure_channel(self.scheduler, options)
         if self.server_name:
             options.append(("grpc.ssl_target_name_override", self.server_name))
-        return grpc.secure_channel(self.scheduler, grpc.ssl_channel_credentials(self._roots()), options)
+        return grpc.secure_channel(self.scheduler, self._credentials(), options)
 
-    def _roots(self) -> bytes | None:
-        if self.ca == _SYSTEM_ROOTS:
-            return None
-        try:
-            return Path(self.ca).read_bytes()
-        except OSError as error:
-            raise UsageProblem(f"--ca: {self.ca}: {error.strerror}") from None
+    def _credentials(self) -> grpc.ChannelCredentials:
+        if bool(self.certificate) != bool(self.key):
+            raise UsageProblem("--certificate and --key go together")
+        roots = None if self.ca == _SYSTEM_ROOTS else _pem("--ca", self.ca)
+        if not self.certificate:
+            return grpc.ssl_channel_credentials(roots)
+        return grpc.ssl_channel_credentials(roots, _pem("--key", self.key), _pem("--certificate", self.certificate))
+
+
+def _pem(option: str, file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise UsageProblem(f"{option}: {file}: {error.strerror}") from None

@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from headway_client.outbox import Call, Outbox
 from headway_client.reservation import Reservation
 from headway_client.stats import ClientStats
 
-__all__ = ["HeadwayClient"]
+__all__ = ["HeadwayClient", "KeyTenants"]
 
 log = structlog.get_logger(__name__)
 
@@ -35,21 +36,30 @@ _NOT_FOR_US = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMIS
 _MAX_UNSETTLED = 10_000
 
 
+@dataclass(frozen=True, slots=True)
+class KeyTenants:
+    """What a scheduler says of keys: each one's tenant (empty: it does not count), and how long that may be kept."""
+
+    tenants: tuple[str, ...]
+    valid_s: float
+
+
 class HeadwayClient:
     """Routes requests and reports on them, over one stream shared by every caller of this event loop.
 
     `targets` are schedulers (`host:port`); the client stays with the first that answers and moves to the next
     when that one is unavailable, standby or shutting down. Use it as an async context manager, or call
-    `start` and `close`.
+    `start` and `close`. `token` and `credentials` may be functions, asked at each connect: what was rotated or renewed
+    counts from the next one on.
     """
 
     def __init__(
         self,
         targets: Sequence[str],
         *,
-        token: str = "",
+        token: str | Callable[[], str] = "",
         options: ClientOptions | None = None,
-        credentials: grpc.ChannelCredentials | None = None,
+        credentials: grpc.ChannelCredentials | Callable[[], grpc.ChannelCredentials] | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         rng: random.Random | None = None,
@@ -149,6 +159,12 @@ class HeadwayClient:
     def models(self, tenant: str = "") -> list[str]:
         """Return the models that the view offers to this tenant, sorted."""
         return self._alone.models(tenant)
+
+    async def identify_keys(self, key_sha256: Sequence[bytes]) -> KeyTenants:
+        """Which tenants end users' keys are of, by the keys' SHA-256; at most 1000. Raises RouteRefused."""
+        response = await self._connection.identify(key_sha256)
+        valid_s = response.valid_for.ToNanoseconds() / 1e9
+        return KeyTenants(tuple(identity.tenant for identity in response.identities), valid_s)
 
     def route(self, request: pb.RouteRequest, *, timeout_s: float | None = None) -> "Routing":
         """Ask for an endpoint: `await client.route(…)` or `async with client.route(…) as reservation`.

@@ -12,7 +12,7 @@ from headway.routing.v1 import routing_pb2 as pb
 from headway.routing.v1 import routing_pb2_grpc
 
 from headway_client.backoff import Backoff
-from headway_client.errors import refusal_from_rpc
+from headway_client.errors import RouteRefused, refusal_from_rpc
 from headway_client.options import ClientOptions
 from headway_client.outbox import Outbox
 from headway_client.stats import ClientStats
@@ -68,8 +68,8 @@ class Connection:
     def __init__(
         self,
         targets: Sequence[str],
-        token: str,
-        credentials: grpc.ChannelCredentials | None,
+        token: str | Callable[[], str],
+        credentials: grpc.ChannelCredentials | Callable[[], grpc.ChannelCredentials] | None,
         options: ClientOptions,
         outbox: Outbox,
         stats: ClientStats,
@@ -78,7 +78,7 @@ class Connection:
         rng: random.Random,
     ) -> None:
         self._targets = tuple(targets)
-        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._token = token
         self._credentials = credentials
         self._options = options
         self._outbox = outbox
@@ -90,6 +90,27 @@ class Connection:
         self._target = self._targets[0]
         self._silent_until: dict[str, float] = {}
         self._met_standby = False
+        self._in_use: tuple[grpc.aio.Channel, tuple[tuple[str, str], ...]] | None = None
+
+    async def identify(self, keys: Sequence[bytes]) -> pb.IdentifyKeysResponse:
+        """Ask the present scheduler whose keys these are, by their SHA-256. Raises RouteRefused."""
+        nobody = RouteRefused(grpc.StatusCode.UNAVAILABLE, "NO_SCHEDULER", "none answers")
+        if self._in_use is None:
+            raise nobody
+        channel, metadata = self._in_use
+        try:
+            request = pb.IdentifyKeysRequest(key_sha256=keys)
+            stub = routing_pb2_grpc.RouterStub(channel)
+            return await stub.IdentifyKeys(request, timeout=self._options.connect_timeout_s, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise refusal_from_rpc(error) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise nobody from None  # the channel was closed meanwhile
+        except grpc.aio.UsageError:
+            raise nobody from None
 
     async def run(self) -> None:
         """Serve until the outbox is closed and written, or the task is cancelled."""
@@ -140,40 +161,66 @@ class Connection:
         self._silent_until[self._target] = self._clock() + SILENT_FOR_S
 
     def _channel(self, target: str) -> grpc.aio.Channel:
-        if self._credentials is not None:
-            return grpc.aio.secure_channel(target, self._credentials, options=_CHANNEL_OPTIONS)
-        return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        credentials = self._credentials
+        if credentials is None:
+            return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
+        if not isinstance(credentials, grpc.ChannelCredentials):
+            credentials = credentials()
+        return grpc.aio.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        token = self._token if isinstance(self._token, str) else self._token()
+        return (("authorization", f"Bearer {token}"),) if token else ()
 
     async def _serve(self, target: str) -> bool:
         """Hold a stream to one scheduler until it ends; return whether it lived for a while."""
-        welcomed_at: float | None = None
-        async with self._channel(target) as channel:
-            stream = routing_pb2_grpc.RouterStub(channel).RouteStream(metadata=self._metadata)
+        try:
+            metadata, channel = self._metadata(), self._channel(target)
+        except OSError as error:
+            log.error("credential_not_read", target=target, problem=str(error))
+            self._stats.connect_failures += 1
+            return False
+        async with channel:
+            self._in_use = channel, metadata
             try:
-                first = await asyncio.wait_for(stream.read(), self._options.connect_timeout_s)
-                if isinstance(first, pb.RouteStreamResponse):
-                    welcomed_at = self._clock()
-                    self._silent_until.pop(target, None)
-                    self._leaving = asyncio.get_running_loop().create_future()
-                    self._listener.welcomed(first, target)
-                    await self._exchange(stream, self._leaving)
-                log.info("scheduler_stream_ended", target=target)
-            except grpc.aio.AioRpcError as error:
-                reason = refusal_from_rpc(error).reason
-                log.info("scheduler_unavailable", target=target, code=error.code().name, reason=reason)
-                self._met_standby |= reason == "STANDBY"
-                self._listener.unavailable(target, error)
-            except TimeoutError:
-                log.info("scheduler_silent", target=target)
-                self._note_silent()
+                welcomed_at = await self._hold(channel, target, metadata)
             finally:
-                self._leaving = None
-                stream.cancel()
+                self._in_use = None
         if welcomed_at is None:
             self._stats.connect_failures += 1
             return False
         self._listener.lost()
         return self._clock() - welcomed_at >= STABLE_AFTER_S
+
+    async def _hold(
+        self, channel: grpc.aio.Channel, target: str, metadata: tuple[tuple[str, str], ...]
+    ) -> float | None:
+        """Hold a stream until it ends; return when it was welcomed, if it was."""
+        welcomed_at: float | None = None
+        stream = routing_pb2_grpc.RouterStub(channel).RouteStream(metadata=metadata)
+        try:
+            first = await asyncio.wait_for(stream.read(), self._options.connect_timeout_s)
+            if isinstance(first, pb.RouteStreamResponse):
+                welcomed_at = self._clock()
+                self._silent_until.pop(target, None)
+                self._leaving = asyncio.get_running_loop().create_future()
+                self._listener.welcomed(first, target)
+                await self._exchange(stream, self._leaving)
+            log.info("scheduler_stream_ended", target=target)
+        except grpc.aio.AioRpcError as error:
+            reason = refusal_from_rpc(error).reason
+            log.info("scheduler_unavailable", target=target, code=error.code().name, reason=reason)
+            self._met_standby |= reason == "STANDBY"
+            # A stream that lived may have been opened with a token of before: the next one shows today's.
+            if welcomed_at is None or error.code() is not grpc.StatusCode.UNAUTHENTICATED:
+                self._listener.unavailable(target, error)
+        except TimeoutError:
+            log.info("scheduler_silent", target=target)
+            self._note_silent()
+        finally:
+            self._leaving = None
+            stream.cancel()
+        return welcomed_at
 
     async def _exchange(self, stream: "grpc.aio.StreamStreamCall[Any, Any]", leaving: asyncio.Future[None]) -> None:
         """Read and write until the stream ends or is to be left."""

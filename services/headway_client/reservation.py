@@ -163,6 +163,7 @@ class Reservation:
             first_token_seen=self._first_token_seen,
             started=started,
             blocks=request.blocks if request.HasField("blocks") else None,
+            fail_open=self.fail_open and self.id == self._response.reservation_id,  # no scheduler has counted it yet
         )
 
     async def __aenter__(self) -> Self:

@@ -5,6 +5,7 @@ import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Self
 
 import grpc
@@ -21,6 +22,7 @@ from headway_gateway.config import SYSTEM_ROOTS, GatewaySettings
 from headway_gateway.engines import Engines
 from headway_gateway.errors import from_refusal, to_response
 from headway_gateway.identity import Identities
+from headway_gateway.keys import UserKeys
 from headway_gateway.metrics import GatewayMetrics
 from headway_gateway.proxy import Ask, Proxy
 
@@ -49,15 +51,16 @@ class Gateway:
         options = ClientOptions(fail_open=settings.fail_open, fail_open_after_s=settings.fail_open_after_s)
         self.client = HeadwayClient(
             settings.schedulers,
-            token=settings.token.get_secret_value(),
+            token=settings.current_token,
             options=options,
-            credentials=_credentials(settings),
+            credentials=None if settings.scheduler_ca is None else partial(_credentials, settings),
             clock=clock,
         )
         self._settings = settings
         self._clock = clock
         self._metrics = GatewayMetrics(self.client)
-        self._identities = Identities(settings)
+        keys = UserKeys(self.client.identify_keys, clock, fail_open=settings.fail_open) if settings.user_keys else None
+        self._identities = Identities(settings, keys)
         self._draining = False
 
     async def __aenter__(self) -> Self:
@@ -101,6 +104,7 @@ class Gateway:
         await self._runner.cleanup()
         self._progress.cancel()
         await asyncio.gather(self._progress, return_exceptions=True)
+        await self._identities.close()
         await self.client.close()
         await self._engines.close()
 
@@ -119,7 +123,7 @@ class Gateway:
             arrived = self._clock()
             if self._draining:
                 raise ApiError(503, "shutting_down", "the gateway is going away", reason="SHUTTING_DOWN")
-            tenant = self._identities.tenant_of(request.headers)
+            tenant = await self._identities.tenant_of(request.headers)
             ask = Ask(
                 api=api,
                 body=parse_body(api, await request.read()),
@@ -176,7 +180,7 @@ class Gateway:
         return response
 
     async def _models(self, request: web.Request) -> web.Response:
-        tenant = self._identities.tenant_of(request.headers)
+        tenant = await self._identities.tenant_of(request.headers)
         if self.client.view is None:
             raise _NO_VIEW
         models = [
@@ -212,18 +216,20 @@ async def serve(settings: GatewaySettings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with Gateway(settings) as gateway:
         if settings.port_file is not None:
-            partial = settings.port_file.with_suffix(".partial")
-            partial.write_text(str(gateway.port))
-            partial.rename(settings.port_file)
+            unfinished = settings.port_file.with_suffix(".partial")
+            unfinished.write_text(str(gateway.port))
+            unfinished.rename(settings.port_file)
         await stopped.wait()
 
 
-def _credentials(settings: GatewaySettings) -> grpc.ChannelCredentials | None:
-    """How the schedulers prove who they are; None: plain text."""
-    if settings.scheduler_ca is None:
-        return None
-    roots = None if settings.scheduler_ca == SYSTEM_ROOTS else settings.scheduler_ca.read_bytes()
-    return grpc.ssl_channel_credentials(roots)
+def _credentials(settings: GatewaySettings) -> grpc.ChannelCredentials:
+    """How the schedulers prove who they are, and how the gateway does. Raises OSError."""
+    pem = (
+        None if settings.scheduler_ca == SYSTEM_ROOTS else settings.scheduler_ca,
+        settings.scheduler_key,
+        settings.scheduler_certificate,
+    )
+    return grpc.ssl_channel_credentials(*(None if path is None else path.read_bytes() for path in pem))
 
 
 def _session_id(request: web.Request) -> str:

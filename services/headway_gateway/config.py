@@ -1,5 +1,6 @@
 """The gateway's configuration: a TOML or JSON file, overridden by `HEADWAY_GATEWAY_…` variables."""
 
+import ipaddress
 import json
 import os
 import tomllib
@@ -32,18 +33,25 @@ class GatewaySettings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
     """0 takes a free port."""
+    insecure: bool = False
+    """Listen beyond loopback, where API keys and prompts travel as plain text: behind a proxy that speaks TLS."""
     port_file: Path | None = None
     """Written once it listens: the port, in decimal."""
     schedulers: list[str] = Field(default=["127.0.0.1:7070"], min_length=1)
     """`host:port` of each scheduler: the first that answers is used, the others are for failover."""
     scheduler_ca: Path | None = None
     """Speak TLS to the schedulers and trust this PEM file, or `system` for the system's roots. None: plain text."""
+    scheduler_certificate: Path | None = None
+    """PEM file of a client certificate for schedulers that want one, with `scheduler_key`; read at each connect."""
+    scheduler_key: Path | None = None
     token: SecretStr = SecretStr("")
     """The gateway's own credential at the scheduler, with the role router."""
     token_file: Path | None = None
-    """A file that holds it instead."""
+    """A file that holds it instead, read again at each connect."""
     api_keys: dict[str, str] = {}
     """API key → tenant. The key is what users send as `Authorization: Bearer …`; it goes no further."""
+    user_keys: bool = False
+    """Ask the scheduler whose key it is that `api_keys` does not list: credentials of the role tenant."""
     anonymous_tenant: str = ""
     """Tenant of requests without a key. Empty: they are refused with 401."""
     trust_tenant_header: bool = False
@@ -91,6 +99,33 @@ class GatewaySettings(BaseSettings):
             why = error.strerror if isinstance(error, OSError) else "it is not ASCII"
             raise ValueError(f"token_file: {file} cannot be read: {why}") from error
 
+    @model_validator(mode="after")
+    def _check_certificate(self) -> "GatewaySettings":
+        paths = (self.scheduler_certificate, self.scheduler_key)
+        problems = [f"there is no file {path}" for path in paths if path is not None and not path.is_file()]
+        if (self.scheduler_certificate is None) != (self.scheduler_key is None):
+            problems.append("scheduler_certificate and scheduler_key go together")
+        if self.scheduler_certificate is not None and self.scheduler_ca is None:
+            problems.append("scheduler_certificate needs scheduler_ca")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def current_token(self) -> str:
+        """The gateway's own token, as its file has it now. Raises OSError."""
+        if self.token_file is None:
+            return self.token.get_secret_value()
+        try:
+            return self.token_file.read_text(encoding="ascii").strip()
+        except UnicodeDecodeError:
+            raise OSError(f"{self.token_file} is not ASCII") from None
+
+    @model_validator(mode="after")
+    def _check_host(self) -> "GatewaySettings":
+        if not (self.insecure or _is_loopback(self.host)):
+            raise ValueError("host: beyond loopback needs insecure = true: the gateway itself speaks no TLS")
+        return self
+
     @field_validator("scheduler_ca")
     @classmethod
     def _check_ca(cls, path: Path | None) -> Path | None:
@@ -126,6 +161,13 @@ def load_settings(path: Path | None = None) -> GatewaySettings:
     if problems:
         raise ConfigError("\n".join(problems))
     return settings
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def _unknown_variables() -> list[str]:

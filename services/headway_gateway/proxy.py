@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 from google.protobuf.duration_pb2 import Duration
 from headway.routing.v1 import routing_pb2 as pb
-from headway_client import HeadwayClient, Reservation
+from headway_client import HeadwayClient, Reservation, RouteRefused
 from headway_openai.body import Api, ParsedBody, forwarded_body
 from headway_openai.errors import ApiError, error_event
 from headway_openai.sse import EventStream, Usage, parse_usage
@@ -25,6 +25,8 @@ __all__ = ["Ask", "Proxy"]
 
 log = structlog.get_logger(__name__)
 
+_RETRY_BUDGET = "RETRY_BUDGET"
+"""The scheduler's refusal of a retry beyond all data planes' budget: to the user it is the failure that it was."""
 _LAST_BYTES_S = 1.0
 """How long to wait for a stream's end after `[DONE]`, to keep the connection."""
 
@@ -163,7 +165,13 @@ class Proxy:
             transfer.reservation.served_by(untried[0])
             return
         self._finish(transfer, failure.outcome, http_status=failure.http_status)
-        transfer.reservation = await self._route(ask, failed)
+        try:
+            transfer.reservation = await self._route(ask, failed)
+        except RouteRefused as refusal:
+            if refusal.reason != _RETRY_BUDGET:
+                raise
+            self._metrics.retries_denied.inc()
+            raise _bad_gateway(failure) from failure
 
     def _note_failure(self, ask: Ask, transfer: _Transfer, failure: EngineError) -> None:
         kind = pb.Outcome.Name(failure.outcome).removeprefix("OUTCOME_").lower()

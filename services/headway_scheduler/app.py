@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
@@ -17,19 +17,28 @@ from headway_scheduler.config import Config
 from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
 from headway_scheduler.domain.report import Usage as RequestUsage
-from headway_scheduler.domain.usage import Usage
-from headway_scheduler.errors import DuplicateName, HeadwayError, ShuttingDown, Standby, StoreDown
+from headway_scheduler.domain.request import Request
+from headway_scheduler.errors import (
+    DuplicateName,
+    HeadwayError,
+    NoEndpoints,
+    Saturated,
+    ShuttingDown,
+    Standby,
+    StoreDown,
+)
 from headway_scheduler.fleet.ledger import EndCause
 from headway_scheduler.leadership import Leadership, LeadershipThread, Standing, lease_clock
 from headway_scheduler.store.base import LeaderLock, Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.tokenizing import Tokenizers
+from headway_scheduler.usage import UsageLog
 
-__all__ = ["DiscoveryCounts", "Scheduler"]
+__all__ = ["AuthenticationCounts", "DiscoveryCounts", "Scheduler"]
 
 log = structlog.get_logger()
 
-_PERSIST_S: Final = 5.0
+_PRUNE_S: Final = 3600.0
 _GROWN: Final = 1.25
 """A fleet that is larger by this is looked at as new."""
 _RESTART_S: Final = 1.0
@@ -37,6 +46,14 @@ _RETRY_S: Final = 0.5
 _HANGS_S: Final = 10.0
 _SALT_KEY: Final = "cache_salt_secret"
 _QUOTAS_KEY: Final = "quotas"
+
+
+@dataclass(slots=True)
+class AuthenticationCounts:
+    """Calls whose credential did not count: told so, and told only to come back later."""
+
+    failed: int = 0
+    limited: int = 0
 
 
 @dataclass(slots=True)
@@ -75,6 +92,7 @@ class Scheduler:
         self.refusals: dict[str, int] = {}
         self.addresses = EngineAddresses()
         self.discovery = DiscoveryCounts()
+        self.authentication = AuthenticationCounts()
         self.core = Core(
             CoreConfig(
                 name=config.name,
@@ -85,6 +103,11 @@ class Scheduler:
                 resume_grace_s=config.resume_grace_s,
                 max_wait_s=config.max_wait_s,
                 max_holds=config.max_holds,
+                guards=config.guards,
+                hard_guards_off=config.hard_guards_off,
+                devices=config.devices,
+                ejection=config.ejection,
+                retries=config.retries,
                 learn=frozenset(
                     part
                     for part, wanted in ((Learned.COSTS, config.learn_costs), (Learned.HISTORY, config.learn_history))
@@ -104,7 +127,10 @@ class Scheduler:
         self.reporting = self.core.reporting
         self.tokenizers = Tokenizers(config.tokenizers_dir)
         self.dispatcher.prefixes.tokenize = self.tokenizers.ids
-        self._usage: dict[tuple[str, str, datetime], Usage] = {}
+        self.usage = UsageLog(f"{config.name}.{self.epoch}.", lambda: datetime.now(UTC))
+        self.fail_open_routes: dict[str, int] = {}
+        self.dispatcher.on_refused = self._record_refusal
+        self.reporting.on_failed = lambda tenant, model: self.usage.add(tenant, model, failures=1)
         self._tasks: list[asyncio.Task[None]] = []
         self.leader_thread = LeadershipThread(self.leadership)
         self._decided = asyncio.Event()
@@ -127,7 +153,7 @@ class Scheduler:
         self._loop, self._ticked_at = asyncio.get_running_loop(), lease_clock()
         if self.config.standby:
             self.leader_thread.start()
-        for task in (self._follow_changes, self._tick, self._persist):
+        for task in (self._follow_changes, self._tick, self._persist, self._prune):
             self._tasks.append(asyncio.create_task(_forever(task)))
         log.info("scheduler_started", name=self.config.name, epoch=self.epoch, version=self.desired.version)
 
@@ -228,6 +254,11 @@ class Scheduler:
     async def _resign(self) -> None:
         await self.leader_thread.resign()
 
+    def count_fail_open(self, request: Request) -> None:
+        """A data plane had placed it by itself while no scheduler answered."""
+        self.fail_open_routes[request.tenant] = self.fail_open_routes.get(request.tenant, 0) + 1
+        self.usage.add(request.tenant, request.model, fail_open=1)
+
     def count_refusal(self, error: HeadwayError) -> None:
         """Remember that a Route was refused, for Fleet and the metrics."""
         self.refusals[error.reason] = self.refusals.get(error.reason, 0) + 1
@@ -275,7 +306,7 @@ class Scheduler:
 
     async def _persist(self) -> None:
         while True:
-            await asyncio.sleep(_PERSIST_S)
+            await asyncio.sleep(self.config.save_interval_s)
             try:
                 await self._save()
             except StoreDown as error:
@@ -291,16 +322,18 @@ class Scheduler:
             self._spared = len(self.fleet.endpoints)
             gc.freeze()
 
+    async def _prune(self) -> None:
+        """Forget usage that is older than anyone wants to read."""
+        while True:
+            if self.leadership.leads():
+                with contextlib.suppress(StoreDown):
+                    kept = timedelta(days=self.config.usage_retention_days)
+                    await self.store.forget_usage(datetime.now(UTC) - kept)
+            await asyncio.sleep(_PRUNE_S)
+
     async def _save(self) -> None:
-        rows, self._usage = list(self._usage.values()), {}
-        try:
-            await self._save_learned()
-            if rows:
-                await self.store.record_usage(rows)
-        except BaseException:  # also when cancelled: rather a row twice than none
-            for row in rows:
-                self._add_usage(row)
-            raise
+        await self._save_learned()
+        await self.usage.flush(self.store)
         await self._save_discovered()
 
     async def _save_learned(self) -> None:
@@ -363,23 +396,18 @@ class Scheduler:
         task.add_done_callback(self._saving.discard)
 
     def _record_usage(self, tenant: str, model: str, usage: RequestUsage) -> None:
-        minute = datetime.now(UTC).replace(second=0, microsecond=0)
-        self._add_usage(
-            Usage(
-                tenant=tenant,
-                model=model,
-                minute=minute,
-                requests=1,
-                prompt_tokens=usage.prompt_tokens or 0,
-                cached_tokens=usage.cached_tokens or 0,
-                completion_tokens=usage.completion_tokens or 0,
-            )
+        self.usage.add(
+            tenant,
+            model,
+            requests=1,
+            prompt_tokens=usage.prompt_tokens or 0,
+            cached_tokens=usage.cached_tokens or 0,
+            completion_tokens=usage.completion_tokens or 0,
         )
 
-    def _add_usage(self, row: Usage) -> None:
-        key = (row.tenant, row.model, row.minute)
-        before = self._usage.get(key)
-        self._usage[key] = row if before is None else before.plus(row)
+    def _record_refusal(self, request: Request, error: HeadwayError) -> None:
+        if isinstance(error, Saturated | NoEndpoints):
+            self.usage.add(request.tenant, request.model, refusals=1)
 
 
 async def _forever(task: Callable[[], Awaitable[None]]) -> None:

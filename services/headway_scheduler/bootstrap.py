@@ -9,7 +9,7 @@ A TOML file lists them, and names for each the file that holds its token: the sa
     token_file = "/run/secrets/agent-a.token"
 """
 
-import hashlib
+import os
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
@@ -21,13 +21,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from headway_scheduler.domain import names
 from headway_scheduler.domain.desired import Credential, Role
+from headway_scheduler.domain.tokens import new_token, token_sha256
 from headway_scheduler.errors import DuplicateName, InvalidField, UnknownResource
 from headway_scheduler.store.base import DesiredStore, Write
 
-__all__ = ["Bootstrap", "create_missing", "read_bootstrap"]
+__all__ = ["FIRST_ADMIN", "Bootstrap", "create_first_admin", "create_missing", "read_bootstrap"]
 
 log = structlog.get_logger()
 
+FIRST_ADMIN: Final = "admin"
+"""The credential that a scheduler makes for itself where there is no admin."""
 _SHORTEST_TOKEN: Final = 16
 _LONGEST_TOKEN: Final = 512
 
@@ -42,7 +45,7 @@ def _digest(token_file: object) -> bytes:
         raise ValueError(f"{token_file} cannot be read: {_reason(error)}") from error
     if not _SHORTEST_TOKEN <= len(token) <= _LONGEST_TOKEN or len(token.split()) != 1:
         raise ValueError(f"{token_file} must hold one token of {_SHORTEST_TOKEN} to {_LONGEST_TOKEN} characters")
-    return hashlib.sha256(token.encode()).digest()
+    return token_sha256(token)
 
 
 def _reason(error: OSError | UnicodeDecodeError) -> str:
@@ -92,7 +95,9 @@ def _wrong_scope(entry: BootstrapCredential) -> list[str]:
     if entry.role is Role.ROUTER and not entry.tenants:
         problems.append("tenants: is required for a router, `*` for any")
     if entry.role in {Role.AGENT, Role.VIEWER} and entry.tenants:
-        problems.append("tenants: is only for routers and admins")
+        problems.append("tenants: is only for routers, admins and end users' keys")
+    if entry.role is Role.TENANT and (len(entry.tenants) != 1 or "*" in entry.tenants):
+        problems.append("tenants: an end user's key is of exactly one tenant")
     return problems
 
 
@@ -155,3 +160,37 @@ async def _create(store: DesiredStore, credential: Credential) -> None:
         log.error("bootstrap_credential_refused", credential=credential.id, problem=error.message)
     else:
         log.info("bootstrap_credential_created", credential=credential.id, role=credential.role.value)
+
+
+async def create_first_admin(store: DesiredStore, file: Path) -> None:
+    """Make an admin's credential where there is none, and write its token into `file`, for its owner alone to read.
+
+    Nobody else ever sees the token: it is not logged, and the store keeps its hash. Where the file cannot be written,
+    nothing is made, and the log says so. Raises StoreDown.
+    """
+    if any(credential.role is Role.ADMIN for credential in (await store.load()).credentials.values()):
+        return
+    token = new_token()
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    try:
+        _write_secret(partial, token)
+    except OSError as error:
+        log.error("first_admin_not_created", file=str(file), problem=error.strerror)
+        return
+    try:
+        credential = Credential(FIRST_ADMIN, Role.ADMIN, token_sha256(token))
+        await store.create(credential, Write(principal="scheduler", method="Bootstrap"))
+    except DuplicateName as error:  # another scheduler was faster, or something else has its name
+        log.warning("first_admin_not_created", file=str(file), problem=error.message)
+    else:
+        partial.rename(file)
+        log.warning("first_admin_created", credential=FIRST_ADMIN, token_in=str(file))
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_secret(file: Path, secret: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+        opened.write(f"{secret}\n")

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -12,14 +12,17 @@ import numpy as np
 import structlog
 
 from headway_scheduler.admission.dispatcher import Dispatcher, DispatcherConfig
+from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.intake import Intake
 from headway_scheduler.admission.reporting import Reporting, UsageRecorder
+from headway_scheduler.admission.retries import RetryConfig
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.desired import DesiredState, Model
 from headway_scheduler.domain.device import DeviceKind
 from headway_scheduler.domain.telemetry import KvEvents
 from headway_scheduler.fleet.fleet import Endpoint, Fleet, FleetConfig, Node
+from headway_scheduler.fleet.health import DeviceLimits, EjectionConfig, HardGuard
 from headway_scheduler.fleet.ledger import EndCause, Ledger, LedgerConfig, Reservation
 from headway_scheduler.index.chain import ChainIndex, slots_in
 from headway_scheduler.index.fingerprint import FingerprintIndex
@@ -69,6 +72,11 @@ class CoreConfig:
     max_holds: int = 10_000
     learn: frozenset[Learned] = EVERYTHING
     kv_quantile: float | None = None
+    guards: GuardConfig = field(default_factory=GuardConfig)
+    hard_guards_off: frozenset[HardGuard] = frozenset()
+    devices: DeviceLimits = field(default_factory=DeviceLimits)
+    ejection: EjectionConfig = field(default_factory=EjectionConfig)
+    retries: RetryConfig = field(default_factory=RetryConfig)
 
 
 class Core:
@@ -92,7 +100,14 @@ class Core:
         self.desired = DesiredState()
         self.discovered: dict[str, Model] = {}
         self.on_discovered: Callable[[], None] = lambda: None
-        self.fleet = Fleet(FleetConfig(stale_after_s=config.stale_after_s))
+        self.fleet = Fleet(
+            FleetConfig(
+                stale_after_s=config.stale_after_s,
+                ejection=config.ejection,
+                devices=config.devices,
+                guards_off=config.hard_guards_off,
+            )
+        )
         self.ledger = Ledger(
             self.fleet.columns, config.name, config.epoch, LedgerConfig(resume_grace_s=config.resume_grace_s)
         )
@@ -120,6 +135,8 @@ class Core:
                 max_holds=config.max_holds,
                 time_scale=config.time_scale,
                 kv_quantile=config.kv_quantile,
+                guards=config.guards,
+                retries=config.retries,
             ),
         )
         self.reporting = Reporting(self.dispatcher, self.costs, self.history, record_usage)
@@ -127,6 +144,7 @@ class Core:
         self.fleet.on_announced.append(self._announced)
         self.fleet.on_removed.append(self._removed)
         self.fleet.on_restarted.append(self._forgot_everything)
+        self.fleet.on_restarted.append(lambda endpoint: self.fleet.restarted(endpoint, clock()))
         self.fleet.on_connected.append(self._agent_connected)
         self.ledger.still_running = self._still_running
         self.ledger.on_end.append(self._ended)

@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 __all__ = [
+    "AdapterNotAllowed",
     "AllDraining",
+    "AllEjected",
     "AllUnhealthy",
+    "CredentialChanged",
+    "DisruptionBudgetBroken",
     "DuplicateName",
     "DuplicateNode",
+    "GroupNotFree",
     "HeadwayError",
     "HoldExpired",
     "InUse",
@@ -23,6 +28,7 @@ __all__ = [
     "NotPermitted",
     "QueueFull",
     "RequestIdInUse",
+    "RetryBudgetSpent",
     "Saturated",
     "ShuttingDown",
     "StaleEtag",
@@ -33,6 +39,8 @@ __all__ = [
     "TenantRequests",
     "TenantTokens",
     "TokenShownOnce",
+    "TooManyFailures",
+    "TooManyStreams",
     "UnknownModel",
     "UnknownResource",
     "UnknownTenant",
@@ -127,13 +135,13 @@ class DuplicateNode(HeadwayError):
 
 
 class TokenShownOnce(HeadwayError):
-    """An earlier try made this credential and answered its token, which is not kept."""
+    """An earlier try made this token and answered it; it is not kept."""
 
     status = "ALREADY_EXISTS"
     reason = "TOKEN_SHOWN_ONCE"
 
     def __init__(self, name: str) -> None:
-        message = f"name: an earlier try made {name!r} and its token is not kept; delete it and create another"
+        message = f"name: an earlier try made a token of {name!r}, which is not kept; rotate it for another"
         super().__init__(message, field="name", resource=name)
 
 
@@ -157,11 +165,65 @@ class InUse(HeadwayError):
         super().__init__(f"name: {name!r} is in use by {user}", field="name", resource=name, user=user)
 
 
+class GroupNotFree(InUse):
+    """A GPU group, or an endpoint in it, would belong to one tenant alone and to another as well."""
+
+    reason = "GROUP_NOT_FREE"
+
+    def __init__(self, name: str, user: str, field: str, problem: str = "") -> None:
+        HeadwayError.__init__(
+            self,
+            f"{field}: {name!r} cannot be one tenant's alone: {problem or f'{user!r} binds it too'}",
+            field=field,
+            resource=name,
+            user=user,
+        )
+
+
+class DisruptionBudgetBroken(HeadwayError):
+    """Too few of a model's endpoints would be left able to serve."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "DISRUPTION_BUDGET"
+
+    def __init__(self, name: str, model: str, left: int, required: int) -> None:
+        message = f"name: without {name!r}, {left} of the endpoints of {model!r} could serve; its disruption budget"
+        super().__init__(
+            f"{message} wants {required}",
+            field="name",
+            resource=name,
+            model=model,
+            left=str(left),
+            required=str(required),
+        )
+
+
 class NoCredential(HeadwayError):
     """No credential, or one that is unknown, expired or revoked."""
 
     status = "UNAUTHENTICATED"
     reason = "NO_CREDENTIAL"
+
+
+class TooManyFailures(HeadwayError):
+    """This peer showed too many wrong credentials of late. A right one is never refused for it."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_FAILURES"
+
+
+class CredentialChanged(HeadwayError):
+    """An admin changed what the credential of an open stream may do; a new stream finds out."""
+
+    status = "UNAVAILABLE"
+    reason = "CREDENTIAL_CHANGED"
+
+
+class TooManyStreams(HeadwayError):
+    """This principal has as many streams open as one may."""
+
+    status = "RESOURCE_EXHAUSTED"
+    reason = "TOO_MANY_STREAMS"
 
 
 class NotPermitted(HeadwayError):
@@ -189,6 +251,18 @@ class ModelNotAllowed(HeadwayError):
 
     def __init__(self, tenant: str, model: str) -> None:
         super().__init__(f"model: {tenant!r} may not use {model!r}", field="model", tenant=tenant, model=model)
+
+
+class AdapterNotAllowed(HeadwayError):
+    """The tenant may not use this adapter."""
+
+    status = "PERMISSION_DENIED"
+    reason = "ADAPTER_NOT_ALLOWED"
+
+    def __init__(self, tenant: str, adapter: str) -> None:
+        super().__init__(
+            f"adapter: {tenant!r} may not use {adapter!r}", field="adapter", tenant=tenant, adapter=adapter
+        )
 
 
 class Saturated(HeadwayError):
@@ -228,6 +302,12 @@ class TenantInflight(Saturated):
     reason = "TENANT_INFLIGHT"
 
 
+class RetryBudgetSpent(Saturated):
+    """As many retries for this model are in progress as may be."""
+
+    reason = "RETRY_BUDGET"
+
+
 class NoEndpoints(HeadwayError):
     """The model is in the catalogue and no endpoint within the tenant's groups and the subset serves it."""
 
@@ -239,6 +319,12 @@ class AllUnhealthy(NoEndpoints):
     """Every endpoint that could serve it is unhealthy, lost or stale."""
 
     reason = "ALL_UNHEALTHY"
+
+
+class AllEjected(AllUnhealthy):
+    """Every endpoint that could serve it keeps failing, and is ejected or probed."""
+
+    reason = "ALL_EJECTED"
 
 
 class AllDraining(NoEndpoints):

@@ -10,17 +10,19 @@ from prometheus_client.registry import Collector
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.rpc.json_api import JsonApi
+from headway_scheduler.tls import CertificateFiles, http_context
 
-__all__ = ["HttpServer"]
+__all__ = ["HttpServer", "SchedulerCollector"]
 
 
-class _SchedulerCollector(Collector):
+class SchedulerCollector(Collector):
     """Reads the scheduler's counts when scraped: nothing is counted twice, nothing sits on the hot path."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
     def collect(self) -> "list[CounterMetricFamily | GaugeMetricFamily]":
+        """Every metric, as of now."""
         scheduler = self._scheduler
         fleet = scheduler.fleet
         routes = CounterMetricFamily("headway_routes", "Routes answered with an endpoint.")
@@ -28,6 +30,11 @@ class _SchedulerCollector(Collector):
         refusals = CounterMetricFamily("headway_refusals", "Routes refused.", labels=["reason"])
         for reason, count in scheduler.refusals.items():
             refusals.add_metric([reason], count)
+        alone = CounterMetricFamily(
+            "headway_fail_open_routes", "Routes that data planes made by themselves.", labels=["tenant"]
+        )
+        for tenant, count in scheduler.fail_open_routes.items():
+            alone.add_metric([tenant], count)
         decisions = CounterMetricFamily("headway_strategy_decisions", "Pricings that counted.", labels=["strategy"])
         failures = CounterMetricFamily("headway_strategy_failures", "Pricings discarded.", labels=["strategy"])
         for installed in scheduler.registry.installed.values():
@@ -39,8 +46,10 @@ class _SchedulerCollector(Collector):
             inflight.add_metric([endpoint.id], int(fleet.columns.inflight[endpoint.slot]))
             open_.add_metric([endpoint.id], int(fleet.columns.open[endpoint.slot]))
         return [
+            *_health(scheduler),
             routes,
             refusals,
+            alone,
             decisions,
             failures,
             inflight,
@@ -56,10 +65,40 @@ class _SchedulerCollector(Collector):
             ),
             GaugeMetricFamily("headway_kv_blocks", "Distinct blocks that engines say they hold.", len(scheduler.kv)),
             GaugeMetricFamily("headway_kv_feeds", "Endpoints with KV events.", scheduler.kv.feeds.bit_count()),
+            _authentication_failures(scheduler),
             GaugeMetricFamily("headway_store_available", "1: Postgres answers.", int(scheduler.store.available)),
             GaugeMetricFamily("headway_leader", "1: answers Route.", int(scheduler.leadership.leads())),
             GaugeMetricFamily("headway_draining", "1: going away.", int(scheduler.draining)),
         ]
+
+
+def _health(scheduler: Scheduler) -> "list[CounterMetricFamily | GaugeMetricFamily]":
+    """Ejections and retries."""
+    fleet, retries = scheduler.fleet, scheduler.dispatcher.retries
+    ejections = CounterMetricFamily("headway_ejections", "Endpoints ejected.", labels=["reason"])
+    for reason, count in fleet.ejections.counts.items():
+        ejections.add_metric([reason.value], count)
+    ejected = GaugeMetricFamily("headway_endpoints_ejected", "Ejected or probed now.", labels=["model"])
+    panic = GaugeMetricFamily("headway_panic", "1: a failing endpoint stays in, as too few are left.", labels=["model"])
+    in_progress = GaugeMetricFamily("headway_retries", "Retries in progress.", labels=["model"])
+    refused = CounterMetricFamily("headway_retries_refused", "Retries beyond the budget.", labels=["model"])
+    for model, panics in fleet.in_panic().items():
+        ejected.add_metric([model], fleet.ejected_of(model))
+        panic.add_metric([model], int(panics))
+        in_progress.add_metric([model], retries.now.get(model, 0))
+    for model, count in retries.refused.items():
+        refused.add_metric([model], count)
+    spared = CounterMetricFamily("headway_ejections_spared", "Ejections not made.", fleet.ejections.spared)
+    return [ejections, spared, ejected, panic, in_progress, refused]
+
+
+def _authentication_failures(scheduler: Scheduler) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "headway_authentication_failures", "Calls whose credential did not count.", labels=["answer"]
+    )
+    family.add_metric(["refused"], scheduler.authentication.failed)
+    family.add_metric(["too_many"], scheduler.authentication.limited)
+    return family
 
 
 class HttpServer:
@@ -72,7 +111,7 @@ class HttpServer:
         self.port = 0
         self._scheduler = scheduler
         self._metrics = CollectorRegistry()
-        self._metrics.register(_SchedulerCollector(scheduler))
+        self._metrics.register(SchedulerCollector(scheduler))
         app = web.Application(client_max_size=scheduler.config.max_message_bytes)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -96,11 +135,9 @@ class HttpServer:
 
     def _tls(self) -> ssl.SSLContext | None:
         config = self._scheduler.config
-        if not config.http_tls or config.tls_certificate is None:
+        if not config.http_tls or config.tls_certificate is None or config.tls_key is None:
             return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(config.tls_certificate, config.tls_key)
-        return context
+        return http_context(CertificateFiles(config.tls_certificate, config.tls_key, config.tls_client_ca))
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -7,7 +7,7 @@ import logging
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from headway_console.app import Console
 from sqlalchemy.exc import SQLAlchemyError
 
 from headway_scheduler.app import Scheduler
-from headway_scheduler.bootstrap import create_missing
+from headway_scheduler.bootstrap import create_first_admin, create_missing
 from headway_scheduler.config import Config
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.http import HttpServer
@@ -67,6 +67,8 @@ async def serve(config: Config) -> None:
             store = PostgresStore(url)
             closers.push_async_callback(store.close)
             await create_missing(store, [entry.credential() for entry in config.bootstrap.credentials])
+            if config.credentials_required:
+                await create_first_admin(store, config.admin_token_file or config.data_dir / "admin.token")
             scheduler = Scheduler(config, store, epoch=epoch, lock=_lock(config, url, epoch))
             await scheduler.start()
         closers.push_async_callback(scheduler.stop)
@@ -81,9 +83,12 @@ async def serve(config: Config) -> None:
         with _step(f"listen {config.listen}"):
             await grpc_server.start()
         _calm_collector()
-        log.info("listening", grpc=grpc_server.port, http=http.port)
+        ports = {"grpc": grpc_server.port, "http": http.port}
+        if config.listen_mtls:
+            ports["mtls"] = grpc_server.mtls_port
+        log.info("listening", **ports)
         if config.port_file is not None:
-            _write_ports(config.port_file, grpc_server.port, http.port)
+            _write_ports(config.port_file, ports)
         await stop.wait()
         log.info("draining", reservations=len(scheduler.ledger.reservations))
         scheduler.drain()
@@ -122,8 +127,8 @@ def _embedded(data_dir: Path, closers: AsyncExitStack) -> str:
     return url
 
 
-def _write_ports(path: Path, grpc_port: int, http_port: int) -> None:
+def _write_ports(path: Path, ports: Mapping[str, int]) -> None:
     """All at once: whoever sees the file sees all of it."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"grpc": grpc_port, "http": http_port}))
+    partial.write_text(json.dumps(ports))
     partial.rename(path)

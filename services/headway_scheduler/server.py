@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, cast
@@ -18,13 +19,17 @@ from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
 from headway_scheduler.envoy.services import ADMIT_THEMSELVES, EXT_PROC, EnvoyServices
+from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.admin import AdminService
 from headway_scheduler.rpc.authentication import Authenticator
+from headway_scheduler.rpc.failures import Failures
 from headway_scheduler.rpc.fleet import FleetService
 from headway_scheduler.rpc.interceptors import CallInterceptor
 from headway_scheduler.rpc.live import LiveFleet
 from headway_scheduler.rpc.router import RouterService
+from headway_scheduler.rpc.streams import SWEEP_S, Streams
 from headway_scheduler.rpc.telemetry import TelemetryService
+from headway_scheduler.tls import CertificateFiles, server_credentials
 
 __all__ = ["GrpcServer"]
 
@@ -61,6 +66,10 @@ class _ByName:
         """Not needed: the same handlers were added by name."""
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 class GrpcServer:
     """Serves one scheduler. `port` is the port it listens on, once started."""
 
@@ -68,16 +77,29 @@ class GrpcServer:
         self.port = 0
         self._config = config
         self._scheduler = scheduler
+        self.mtls_port = 0
+        failures = Failures(config.authentication_failures_per_minute, time.monotonic, scheduler.authentication)
         authenticator = Authenticator(
-            lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
+            lambda: scheduler.desired,
+            required=config.credentials_required,
+            clock=_now,
+            certificates=config.tls_client_ca is not None,
+            failures=failures,
         )
+        self.streams = Streams(authenticator, _now, time.monotonic, config.max_streams_per_credential)
+        self._sweeping: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(
-            interceptors=[CallInterceptor(authenticator, admit_themselves=ADMIT_THEMSELVES)],
+            interceptors=[CallInterceptor(authenticator, admit_themselves=ADMIT_THEMSELVES, streams=self.streams)],
             options=[
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_metadata_size", 16 * 1024),
                 # Two schedulers on one port would share its calls without knowing of each other.
                 ("grpc.so_reuseport", 0),
+                # By its own default gRPC cancels calls at random once 1,000 wait: a flood would end honest ones.
+                ("grpc.server.max_pending_requests", 20_000),
+                ("grpc.server.max_pending_requests_hard_limit", 30_000),
+                # Who connects and says nothing, or never finishes its handshake, is not waited for.
+                ("grpc.server_handshake_timeout_ms", 10_000),
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
@@ -87,7 +109,7 @@ class GrpcServer:
         self._health = HealthServicer()
         self._saying: asyncio.Task[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)  # type: ignore[no-untyped-call]
-        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler), services)
+        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler, authenticator.tenant_of), services)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), services)
         fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), services)
         admin = AdminService(
@@ -99,21 +121,28 @@ class GrpcServer:
             check_model=scheduler.tokenizers.check,
         )
         admin_pb2_grpc.add_AdminServicer_to_server(admin, services)
-        self._envoy = EnvoyServices(scheduler, authenticator)
+        self._envoy = EnvoyServices(scheduler, authenticator, self.streams)
         self._envoy.add_to(services)
         served = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(served, services)  # type: ignore[no-untyped-call]
 
     async def start(self) -> None:
-        """Listen. Raises RuntimeError if the address is taken."""
+        """Listen. Raises RuntimeError if the address is taken, OSError if the certificate cannot be used."""
         config = self._config
         if config.tls_certificate is not None and config.tls_key is not None:
-            pair = (config.tls_key.read_bytes(), config.tls_certificate.read_bytes())
-            self.port = self._server.add_secure_port(config.listen, grpc.ssl_server_credentials([pair]))
+            client_ca = config.tls_client_ca
+            first = CertificateFiles(
+                config.tls_certificate, config.tls_key, client_ca if config.certificate_required else None
+            )
+            self.port = self._server.add_secure_port(config.listen, server_credentials(first))
+            if config.listen_mtls:
+                second = CertificateFiles(config.tls_certificate, config.tls_key, client_ca)
+                self.mtls_port = self._server.add_secure_port(config.listen_mtls, server_credentials(second))
         else:
             self.port = self._server.add_insecure_port(config.listen)
         self._envoy.start()
         await self._server.start()
+        self._sweeping = asyncio.create_task(self._sweep())
         await self._say_health()
         self._scheduler.on_standing.append(self._say_health_soon)
 
@@ -127,8 +156,20 @@ class GrpcServer:
         await self._say_health()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle(), grace_s)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._server.stop(min(_LAST_WORDS_S, grace_s))
         await self._envoy.stop()
+
+    async def _sweep(self) -> None:
+        """End streams whose credential counts no more."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            try:
+                await self.streams.sweep()
+            except Exception as error:  # one fault must not leave every stream unwatched
+                unexpected(error, method="sweep")
 
     async def _idle(self) -> None:
         """Wait until the last reservation has ended."""

@@ -13,17 +13,19 @@ from headway_scheduler.domain.desired import (
     Binding,
     BindingMode,
     Credential,
+    DisruptionBudget,
     GpuGroup,
     Model,
     Quotas,
     Role,
+    Split,
     StrategyBinding,
     StrategyConfig,
     Tenant,
 )
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.resources import Resource, by_key, key_of
-from headway_scheduler.domain.usage import Usage
+from headway_scheduler.domain.usage import Interval, Usage
 from headway_scheduler.errors import (
     DuplicateName,
     HeadwayError,
@@ -39,11 +41,12 @@ from headway_scheduler.store.postgres import PostgresStore
 HASH = hashlib.sha256(b"hw_token").digest()
 TEN_S = 10.0
 
+SPLITS = (Split("canary", 5.0, {"track": "canary"}), Split("stable", 95.0, engine_version="0.11"))
 EVERY_KIND: list[Resource] = [
-    Tenant("acme", "Acme", "shared-cache", 2.5, 1, Quotas(60, 1000, 8), ("llama",)),
+    Tenant("acme", "Acme", "shared-cache", 2.5, 1, Quotas(60, 1000, 8), ("llama",), ("sql",), {"llama": Quotas(6)}),
     GpuGroup("gold", "Gold", {"tier": "gold"}, ("gpu-1",), ("10.0.0.1:8000@0",), False),
     Binding("default", "gold", BindingMode.BURST, 3, 0.5),
-    Model("meta/llama-3.1:8b", ("llama",), "/tokenizers/llama", 8192, True),
+    Model("meta/llama-3.1:8b", ("llama",), "/tokenizers/llama", 8192, True, SPLITS, DisruptionBudget(1, 0.5)),
     StrategyConfig("mine", "adaptive", {"alpha": 0.5, "deep": {"list": [1, "two", None]}}, False, "random", 50, "Mine"),
     StrategyBinding("for-default", "random", "default", "", "", True),
     Credential("gateway", Role.ROUTER, HASH, "", ("default", "*"), datetime(2030, 1, 1, tzinfo=UTC), False),
@@ -237,8 +240,10 @@ async def test_a_dedicated_group_has_one_tenant(store: PostgresStore, second: Bi
     with pytest.raises(InUse) as refused:
         await store.create(Binding("default", "gold", second), write())
     assert refused.value.facts == {
-        "field": "name", "resource": "gpuGroups/gold", "user": "tenants/acme/bindings/gold"
-    }  # fmt: skip
+        "field": "binding.mode" if second is BindingMode.DEDICATED else "binding.gpu_group",
+        "resource": "gpuGroups/gold",
+        "user": "tenants/acme/bindings/gold",
+    }
     with pytest.raises(InUse):
         await store.create(Binding("acme", "all", BindingMode.DEDICATED), write())
     shared = await store.update(Binding("acme", "gold", BindingMode.SHARED), write())
@@ -452,3 +457,52 @@ async def test_usage_adds_up(store: PostgresStore, other: PostgresStore) -> None
         Usage("beta", "llama", noon, 1, 100, 40, 7),
     ]
     assert await store.usage(**window, tenant="beta") == [Usage("beta", "llama", noon, 1, 100, 40, 7)]
+
+
+async def test_a_batch_of_usage_is_added_once(store: PostgresStore, other: PostgresStore) -> None:
+    noon = datetime(2026, 1, 2, 12, 0, tzinfo=UTC)
+    row = Usage("acme", "llama", noon, 1, 100, 40, 7, refusals=3, failures=2, fail_open=1)
+    await asyncio.gather(*(each.record_usage([row], "s1.e1.1") for each in (store, other, store, other)))
+    assert await store.usage(since=noon, until=noon + timedelta(minutes=1)) == [row]
+    await store.record_usage([row], "s1.e1.2")
+    assert await store.usage(since=noon, until=noon + timedelta(minutes=1)) == [row.plus(row)]
+
+
+async def test_usage_is_added_up_by_interval_and_read_in_pages(store: PostgresStore) -> None:
+    start = datetime(2026, 1, 2, 23, 58, tzinfo=UTC)
+    rows = [
+        Usage(tenant, model, start + timedelta(minutes=minute), 1, 10)
+        for tenant in ("acme", "beta")
+        for model in ("a", "b")
+        for minute in range(5)
+    ]
+    await store.record_usage(rows)
+    window = {"since": start, "until": start + timedelta(minutes=5)}
+    assert await store.usage(**window) == sorted(rows, key=lambda row: (row.minute, row.tenant, row.model))
+    midnight = datetime(2026, 1, 3, tzinfo=UTC)
+    hours = await store.usage(**window, interval=Interval.HOUR, tenant="acme", model="b")
+    assert [(row.minute, row.requests) for row in hours] == [(start.replace(minute=0), 2), (midnight, 3)]
+    days = await store.usage(**window, interval=Interval.DAY, tenant="acme", model="b")
+    assert [(row.minute, row.requests) for row in days] == [(midnight - timedelta(days=1), 2), (midnight, 3)]
+    total = await store.usage(**window, interval=Interval.TOTAL)
+    assert [(row.tenant, row.model, row.minute, row.requests) for row in total] == [
+        (tenant, model, start, 5) for tenant in ("acme", "beta") for model in ("a", "b")
+    ]
+    paged, after = [], None
+    while page := await store.usage(**window, after=after, limit=3):
+        paged += page
+        after = (page[-1].minute, page[-1].tenant, page[-1].model)
+    assert paged == list(await store.usage(**window))
+    assert await store.forget_usage(midnight) == 8
+    assert {row.minute for row in await store.usage(**window)} == {midnight + timedelta(minutes=n) for n in range(3)}
+
+
+async def test_a_group_that_a_split_names_is_there_and_stays(store: PostgresStore) -> None:
+    model = Model("llama", splits=(Split("canary", 1.0, group="gold"),))
+    with pytest.raises(UnknownResource) as refused:
+        await store.create(model, write())
+    assert refused.value.facts["field"] == "model.splits.canary.gpu_group"
+    await store.create(GpuGroup("gold"), write())
+    await store.create(model, write())
+    with pytest.raises(InUse):
+        await store.delete(GpuGroup, "gold", write(), force=True)

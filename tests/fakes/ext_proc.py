@@ -22,6 +22,9 @@ class Context:
     def invocation_metadata(self):
         return self.metadata
 
+    def peer(self):
+        return "ipv4:10.9.9.9:1"
+
     async def read(self):
         return await self.incoming.get()
 

@@ -117,13 +117,15 @@ def running_scheduler(database_url: str, **settings: Any) -> Iterator[RunningSch
 
 
 @contextmanager
-def connected_agent(address: str, node: str, engines: Sequence[str], model: str = "llama") -> Iterator[None]:
+def connected_agent(
+    address: str, node: str, engines: Sequence[str], model: str = "llama", metadata: Any = ()
+) -> Iterator[None]:
     """An agent that announces one GPU and one engine for each address, and has sent a sample of them."""
     outbox: queue.Queue[telemetry.ConnectRequest | None] = queue.Queue()
     outbox.put(telemetry.ConnectRequest(hello=_hello(node, engines, model)))
     outbox.put(telemetry.ConnectRequest(sample=_sample(node, engines)))
     with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
-        answers = TelemetryStub(channel).Connect(iter(outbox.get, None))
+        answers = TelemetryStub(channel).Connect(iter(outbox.get, None), metadata=metadata)
         for answer in answers:
             if answer.WhichOneof("message") == "ack":
                 break

@@ -45,7 +45,7 @@ class MemoryStore:
     available = True
 
     def __init__(self, desired):
-        self.desired, self.learned, self.usage = desired, {}, []
+        self.desired, self.learned, self.usage, self.batches = desired, {}, [], set()
 
     async def load(self):
         return self.desired
@@ -56,8 +56,10 @@ class MemoryStore:
     async def keep_learned(self, key, state):
         return self.learned.setdefault(key, state)
 
-    async def record_usage(self, rows):
-        self.usage.extend(rows)
+    async def record_usage(self, rows, batch=""):
+        if not batch or batch not in self.batches:
+            self.batches.add(batch)
+            self.usage.extend(rows)
 
 
 def desired_state(strategy="least_request", tenants=(), groups=(), bindings=(), **changes):
@@ -96,6 +98,8 @@ class Rig:
     def __init__(self, desired=None, clock=None, epoch="e1", seed=7, **config):
         self.clock = clock or Clock()
         self.store = MemoryStore(desired or desired_state())
+        config.setdefault("retry_percent", 100)  # most tests exclude endpoints to say where to go
+        config.setdefault("guard_dwell_s", 0)  # most tests change a reading and look at once
         self.scheduler = Scheduler(Config(name="s1", seed=seed, **config), self.store, self.clock, epoch)
         self.fleet, self.ledger = self.scheduler.fleet, self.scheduler.ledger
         self.dispatcher, self.columns = self.scheduler.dispatcher, self.scheduler.fleet.columns
@@ -146,8 +150,14 @@ class Rig:
         known = self.scheduler.intake.desired.tenants[tenant]
         prompt = None if text is None else TextPrompt(text.encode())
         tokens = 100 if prompt is None else max(1, round(len(prompt.data) / 4))
-        parts = {"domain": known.domain, "prompt": prompt, "prompt_tokens": tokens, "priority": known.priority}
-        return Request(request_id or self.ledger.new_id(), tenant, model=MODEL, **(parts | changes))
+        parts = {
+            "model": MODEL,
+            "domain": known.domain,
+            "prompt": prompt,
+            "prompt_tokens": tokens,
+            "priority": known.priority,
+        }
+        return Request(request_id or self.ledger.new_id(), tenant, **(parts | changes))
 
     def submit(self, request, owner=None, deadline=None):
         tenant = self.scheduler.intake.desired.tenants[request.tenant]
@@ -181,6 +191,11 @@ class Rig:
 
     def finish(self, decision, outcome=Outcome.SUCCESS, usage=NO_USAGE, owner=None, **changes):
         return self.report(decision, Finished(outcome, usage, **changes), owner)
+
+    def recorded(self):
+        """Usage, as the store has it now."""
+        finish(self.scheduler.usage.flush(self.store))
+        return self.store.usage
 
     def where(self, decision):
         return decision.endpoint.spec.address.split(":")[0].rpartition(".")[2]

@@ -71,7 +71,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(database_url, **settings):
-    """A scheduler until the block ends. `stale_after_s` is long: tests' agents send samples when they want to."""
+    """A scheduler until the block ends. Agents send samples at will: `stale_after_s` is long, and no guard dwells."""
     defaults = {
         "name": "s1",
         "listen": "127.0.0.1:0",
@@ -79,6 +79,7 @@ async def serving(database_url, **settings):
         "telemetry_interval_s": 0.2,
         "seed": 1,
         "settle_s": 0.0,
+        "guard_dwell_s": 0.0,
     }
     config = Config(**(defaults | settings))
     store = PostgresStore(database_url)

@@ -295,7 +295,9 @@ async def test_a_dedicated_group_is_refused_to_others(server: AdminServer) -> No
     await server.admin.UpdateBinding(pb.UpdateBindingRequest(binding=binding))
     await server.admin.CreateTenant(pb.CreateTenantRequest(tenant=pb.Tenant(name="tenants/acme")))
     wanted = pb.CreateBindingRequest(binding=pb.Binding(name="tenants/acme/bindings/all"))
-    error = await refused(server.admin.CreateBinding(wanted), grpc.StatusCode.FAILED_PRECONDITION, "IN_USE")
+    error = await refused(
+        server.admin.CreateBinding(wanted), grpc.StatusCode.FAILED_PRECONDITION, "GROUP_NOT_FREE", "binding.gpu_group"
+    )
     assert error_info(error).metadata["user"] == "tenants/default/bindings/all"
 
 

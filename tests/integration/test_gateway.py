@@ -235,6 +235,25 @@ async def test_a_5xx_goes_on_and_without_fallbacks_a_new_route_excludes_it(start
     assert list(stack.router.requests[1].excluded_endpoints) == [f"endpoints/{first.address}@0"]
 
 
+async def test_a_retry_beyond_the_schedulers_budget_is_the_failure_that_it_was(start: Start) -> None:
+    stack = await start()
+    first, *_ = stack.engines.values()
+    stack.router.scene.first = first.address
+    stack.router.scene.fallbacks = 0
+    first.script.status = 500
+    first.script.pause_before = True
+    asking = asyncio.create_task(stack.post(CHAT).__aenter__())
+    await first.paused.wait()
+    stack.router.scene.refusal = status_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "RETRY_BUDGET", "too many", 1.0)
+    first.script.resume.set()
+    answer = await asking
+    assert (answer.status, answer.headers["x-headway-reason"]) == (502, "ENGINE_FAILED")
+    async with stack.http.get(stack.url("/metrics")) as metrics:
+        assert "headway_gateway_retries_denied_total 1.0" in await metrics.text()
+    [held] = await stack.settled()
+    assert held.outcome == pb.OUTCOME_SERVER_ERROR
+
+
 async def test_a_stream_that_breaks_before_its_first_byte_is_saved(start: Start) -> None:
     stack = await start()
     first, *_ = stack.engines.values()
@@ -386,7 +405,9 @@ async def test_a_client_that_leaves_after_done_was_served(start: Start) -> None:
     [
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "SATURATED", 2.2, 429, "rate_limit_error"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_TOKENS", 0.01, 429, "rate_limit_error"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "RETRY_BUDGET", 1.0, 429, "rate_limit_error"),
         (grpc.StatusCode.UNAVAILABLE, "NO_ENDPOINTS", None, 503, "server_error"),
+        (grpc.StatusCode.UNAVAILABLE, "ALL_EJECTED", 5.0, 503, "server_error"),
         (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL", None, 404, "not_found_error"),
         (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", None, 400, "invalid_request_error"),
         (grpc.StatusCode.PERMISSION_DENIED, "MODEL_NOT_ALLOWED", None, 403, "permission_error"),
@@ -401,7 +422,7 @@ async def test_refusals_have_openais_shape(
         body = await answer.json()
     assert (answer.status, answer.headers["x-headway-reason"]) == (status, reason)
     assert (body["error"]["message"], body["error"]["type"]) == ("because", kind)
-    wanted = {2.2: "3", 0.01: "1", None: None}[retry_after_s]
+    wanted = {2.2: "3", 0.01: "1", 1.0: "1", 5.0: "5", None: None}[retry_after_s]
     assert answer.headers.get("Retry-After") == wanted
     assert not stack.seen
 

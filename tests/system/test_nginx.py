@@ -249,7 +249,7 @@ async def test_a_client_that_leaves_in_the_middle_ends_its_reservation(plane):
 async def test_an_engines_own_error_is_passed_on(plane, status):
     outcomes = []
     record = plane.served.scheduler.fleet.record_outcome
-    plane.served.scheduler.fleet.record_outcome = lambda e, failed, now: (
+    plane.served.scheduler.fleet.record_outcome = lambda e, failed, now, *rest: (
         outcomes.append(failed) or record(e, failed, now)
     )
     for engine in plane.engines:

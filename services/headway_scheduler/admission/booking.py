@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from headway_scheduler.admission.choosing import Choice
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
+from headway_scheduler.admission.retries import Retries
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.decision import Decision, Placement, PrefixHolder, Why
 from headway_scheduler.domain.request import Request, TextPrompt
@@ -36,6 +37,7 @@ class Booker:
         costs: CostModel,
         history: History,
         salts: Salts,
+        retries: Retries,
         *,
         fallbacks: int,
         max_index_blocks: int,
@@ -44,6 +46,7 @@ class Booker:
         self.routes = 0
         self._fleet, self._ledger, self._prefixes, self._fingerprints = fleet, ledger, prefixes, fingerprints
         self._costs, self._history, self._salts = costs, history, salts
+        self._retries = retries
         self._kv_quantile = kv_quantile
         self._max_fallbacks, self._max_index_blocks = fallbacks, max_index_blocks
         ledger.on_end.append(self._ended)
@@ -88,12 +91,13 @@ class Booker:
         reservation = self._reservation(work, leg, predicted, expected_s, matched, now)
         work.request = replace(request, prompt=None)  # its prompt is in the chain now: keep no copy of it for hours
         self._ledger.begin(reservation, now)
+        self._fleet.placed(slot, reservation)
         self._prefixes.demand.begin(work.chain)
         self.count(slot)
         pull_from = self._pull_from(choice)
         self._remember(work, slot, predicted, now)
         why = self.why(work, choice, matched, predicted, now)
-        work.decision = self._decision(reservation, work, slot, self.fallbacks(choice), why, pull_from)
+        work.decision = self._decision(reservation, work, slot, self.fallbacks(choice, request.model), why, pull_from)
         return work.decision
 
     def move(self, reservation: Reservation, endpoint: Endpoint, now: float) -> None:
@@ -110,7 +114,9 @@ class Booker:
         work.flight = self._flight(work, slot, hit, now, usable=False)
         reservation.predicted_ttft_ms = float(self._fleet.columns.prefill_us[slot]) / 1e3 + prefill_ms
         reservation.matched_tokens = min(int(hit), max(0, work.request.prompt_tokens - 1))
+        self._fleet.left(reservation)
         self._ledger.move(reservation, [leg], now)
+        self._fleet.placed(slot, reservation)
         self._remember(work, slot, reservation.predicted_ttft_ms, now)
         if work.decision is not None:
             fallbacks = tuple(each for each in work.decision.fallbacks if each.spec.id != endpoint.id)
@@ -179,6 +185,7 @@ class Booker:
     # Inside
 
     def _ended(self, reservation: Reservation, _cause: EndCause, _now: float) -> None:
+        self._fleet.left(reservation)
         if isinstance(reservation.attachment, Work):
             self._prefixes.demand.end(reservation.attachment.chain)
 
@@ -217,8 +224,10 @@ class Booker:
                 return PrefixHolder(self._placement(slot), int(choice.known[position]))
         return None
 
-    def fallbacks(self, choice: Choice) -> tuple[Placement, ...]:
-        """The next best, in order."""
+    def fallbacks(self, choice: Choice, model: str) -> tuple[Placement, ...]:
+        """The next best, in order; none while the pool's retries are spent, since a data plane would go there."""
+        if self._retries.now and self._retries.spent(model):
+            return ()
         slots, by_slot = choice.slots, self._fleet.by_slot
         return tuple([by_slot[slots.item(other)].placement for other in choice.order[1 : 1 + self._max_fallbacks]])
 

@@ -1,21 +1,22 @@
 """Candidates and their prices: pool ∩ GPU groups ∩ subset − excluded − hard guards, then the strategy's costs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
-from headway_scheduler.admission.guards import SoftGuards
+from headway_scheduler.admission.guards import GuardConfig, SoftGuards
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.ranking import first
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
-from headway_scheduler.errors import AllDraining, AllUnhealthy, HeadwayError, NoEndpoints
+from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, NoEndpoints
 from headway_scheduler.fleet.columns import FloatColumn, Pool, Slots
-from headway_scheduler.fleet.fleet import Fleet
+from headway_scheduler.fleet.fleet import Fleet, Lane, narrowed
 from headway_scheduler.index.chain import Match
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
 from headway_scheduler.index.kv import Exact
@@ -35,8 +36,9 @@ class Choice(msgspec.Struct, eq=False):
     """A priced set of candidates. `order` holds the positions in `slots` of the best ones, the chosen first.
 
     `slot`: the chosen one's; `dispatchable`: it may be given now; `binds_late`: if not, it is waited for and no other
-    taken. `transfer_ms`: to bring what each has of the prompt to its GPU; `known`: what engines' own events say each
-    has. `by_guard` finds what forbids each for now, as long as nothing has changed since.
+    taken. `burst`: they are only borrowed. `transfer_ms`: to bring what each has of the prompt to its GPU; `known`:
+    what engines' own events say each has. `by_guard` finds what forbids each for now, as long as nothing has changed
+    since.
     """
 
     slots: Slots
@@ -49,6 +51,7 @@ class Choice(msgspec.Struct, eq=False):
     dispatchable: bool
     binds_late: bool
     by_guard: Callable[[], dict[str, BoolColumn]]
+    burst: bool = False
 
     @property
     def position(self) -> int:
@@ -73,7 +76,7 @@ class Choice(msgspec.Struct, eq=False):
 
 
 class Chooser:
-    """Finds and prices candidates; changes nothing but the soft guards' memory."""
+    """Finds and prices candidates; changes nothing."""
 
     def __init__(
         self,
@@ -84,35 +87,59 @@ class Chooser:
         random: np.random.Generator,
         time_scale: float,
         ranked: int,
+        guards: GuardConfig,
     ) -> None:
         """`ranked`: so many of the best candidates each choice names."""
         self._ranked = ranked
-        self.guards = SoftGuards(fleet.columns)
+        self.guards = SoftGuards(fleet.columns, guards)
         self._fleet, self._prefixes, self._fingerprints, self._registry = fleet, prefixes, fingerprints, registry
         self._random = random
         self._time_scale = time_scale
         self._transfer_ms = tuple(each / time_scale for each in TRANSFER_MS)
         fleet.on_removed.append(lambda endpoint: self.guards.forget(endpoint.slot))
+        fleet.on_sampled.append(self.guards.look)
 
     def choose(self, work: Work, bound: Bound, now: float, tentative: Tentative | None = None) -> Choice:
-        """Price the tenant's own endpoints; burst into others only when none of its own can take the request.
+        """Price the tenant's own endpoints, tier by tier; burst into others only when none of its own can take it.
 
         `tentative`: what those before it in the line will add. Raises NoEndpoints, AllDraining, AllUnhealthy.
         """
+        choice = self.choose_in(work, bound, now, tentative, None)
+        assert choice is not None  # noqa: S101 - a lane has a tier
+        return choice
+
+    def choose_in(
+        self, work: Work, bound: Bound, now: float, tentative: Tentative | None, burst: bool | None
+    ) -> Choice | None:
+        """The same; `burst` given, only among the endpoints that are borrowed, or that are not. None: there are none.
+
+        The first tier that can take it now; else it waits for the first of all.
+        """
         request = work.request
-        open_own, open_spare = self._fleet.open_candidates(request.tenant, request.model, request.adapter)
-        if request.excluded or request.subset is not None or request.cannot_inject_salt:
-            open_own, open_spare = (Pool.of(self.within(request, each.slots)) for each in (open_own, open_spare))
-        if not len(open_own) and not len(open_spare):
-            own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
-            raise self._none_left(request, np.concatenate([self.within(request, own), self.within(request, burst)]))
+        lane = self.lane(request, now)
+        work.split = lane.split
         match = self._prefixes.match(work, now)
-        if len(open_own):
-            choice = self._price(work, bound, open_own, match, now, tentative)
-            if choice.dispatchable or not len(open_spare):
+        first: Choice | None = None
+        for tier in lane.tiers:
+            if burst is not None and tier.burst is not burst:
+                continue
+            choice = self._price(work, bound, tier.pool, match, now, tentative)
+            choice.burst = tier.burst
+            if choice.dispatchable:
                 return choice
-        overflow = self._price(work, bound, open_spare, match, now, tentative)
-        return overflow if overflow.dispatchable or not len(open_own) else choice
+            first = first or choice
+        return first
+
+    def lane(self, request: Request, now: float) -> Lane:
+        """Where it may go: the split drawn for it, of those that have an endpoint for it. Raises as `choose` does."""
+        lanes = self._fleet.open_lanes(request.tenant, request.model, request.adapter)
+        if request.excluded or request.subset is not None or request.cannot_inject_salt:
+            lanes = narrowed(lanes, lambda slots: self.within(request, slots))
+        if not lanes:
+            own, burst = self._fleet.candidates(request.tenant, request.model, request.adapter)
+            allowed = np.concatenate([self.within(request, own), self.within(request, burst)])
+            raise self._none_left(request, allowed, now)
+        return lanes[0] if len(lanes) == 1 else _drawn(lanes, request)
 
     def watch(self, work: Work, bound: Bound, choice: Choice, now: float) -> None:
         """Let the shadows price what was chosen."""
@@ -186,12 +213,13 @@ class Chooser:
     def _order(self, view: View, cost: FloatColumn, blocked: BoolColumn) -> list[int]:
         """Cheapest first; ties: fewest in flight, then longest not chosen."""
         columns, tentative = self._fleet.columns, view.tentative
+        beyond = columns.external + columns.handicap if columns.handicapped else columns.external
         found: list[int] = first(
             self._ranked,
             blocked,
             cost,
             columns.inflight,
-            columns.external,
+            beyond,
             _NOBODY if tentative is None else tentative.inflight,
             columns.last_chosen,
             view.slots,
@@ -221,7 +249,7 @@ class Chooser:
         mask = self._fingerprints.match(work.chain.root, work.fingerprint)
         return np.array([mask >> slot & 1 for slot in slots.tolist()], np.bool_)
 
-    def _none_left(self, request: Request, allowed: Slots) -> HeadwayError:
+    def _none_left(self, request: Request, allowed: Slots, now: float) -> HeadwayError:
         model, tenant = request.model, request.tenant
         if not len(allowed) and request.cannot_inject_salt:
             message = f"no endpoint of {model!r} serves {tenant!r} alone, and the caller cannot send a cache salt"
@@ -231,7 +259,24 @@ class Chooser:
         states = {(e.state, e.node.state) for e in (self._fleet.by_slot[slot] for slot in allowed.tolist())}
         if all(any(state is not SchedulingState.ACTIVE for state in pair) for pair in states):
             return AllDraining(f"all endpoints of {model!r} are cordoned or draining", model=model, tenant=tenant)
+        ejections, ids = self._fleet.ejections, [self._fleet.by_slot[slot].id for slot in allowed.tolist()]
+        if ejections.out.keys() >= set(ids):
+            # One that is probed may be whole again any moment.
+            wait_s = max(1.0, min(ejections.remaining_s(each, now) for each in ids))
+            message = f"every endpoint of {model!r} keeps failing its requests"
+            return AllEjected(message, retry_after_s=wait_s, model=model, tenant=tenant)
         return AllUnhealthy(f"no endpoint of {model!r} is healthy", model=model, tenant=tenant)
+
+
+def _drawn(lanes: Sequence[Lane], request: Request) -> Lane:
+    """One lane by weight: always the same for a session, or for a request that has none."""
+    left = xxh3_64_intdigest(f"{request.model}\0{request.session_id or request.request_id}".encode()) / 2**64
+    left *= sum(lane.weight for lane in lanes)
+    for lane in lanes:
+        left -= lane.weight
+        if left < 0:
+            return lane
+    return lanes[0]
 
 
 def names_endpoint(endpoint_id: str, address: str, names: frozenset[str]) -> bool:

@@ -5,18 +5,20 @@ between them. Time is passed in; a simulator drives the same object.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from headway_scheduler.admission.booking import Booker
-from headway_scheduler.admission.choosing import Chooser, names_endpoint
+from headway_scheduler.admission.choosing import Choice, Chooser, names_endpoint
 from headway_scheduler.admission.explaining import Explanation, rows_of
+from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
+from headway_scheduler.admission.retries import Retries, RetryConfig
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Tenant
@@ -35,6 +37,7 @@ from headway_scheduler.strategies.registry import Bound, StrategyRegistry
 
 __all__ = ["Dispatcher", "DispatcherConfig"]
 
+_UNREPORTED: Final = frozenset({EndCause.EXPIRED, EndCause.ORPHANED})
 _URGENT_MS: Final = 5_000.0
 _URGENT_PREFILLS: Final = 3.0
 _URGENT_SHARE: Final = 0.5
@@ -56,10 +59,12 @@ class DispatcherConfig:
     max_index_blocks: int = 4096
     kv_quantile: float | None = None
     time_scale: float = 1.0
+    guards: GuardConfig = field(default_factory=GuardConfig)
+    retries: RetryConfig = field(default_factory=RetryConfig)
 
 
 class Dispatcher:
-    """Decides and reserves. `wake` is called when a pass over the holds is worth making.
+    """Decides and reserves. `wake` is called when a pass over the holds is worth making, `on_refused` of each refusal.
 
     Until `settled_at` the fleet is still being learned, after a start: what finds no endpoint yet is held for it.
     """
@@ -83,13 +88,22 @@ class Dispatcher:
         self.fleet, self.ledger, self.registry = fleet, ledger, registry
         self.holds = Holds(self.config.max_holds)
         self.quotas = QuotaBook()
+        self.retries = Retries(self.config.retries, self._active)
         self.wake: Callable[[], None] = lambda: None
+        self.on_refused: Callable[[Request, HeadwayError], None] = lambda _request, _error: None
         self.settled_at = float("-inf")
         self.prefixes = Prefixes(
             fleet, index, kv, salts, max_blocks=self.config.max_index_blocks, time_scale=self.config.time_scale
         )
         self._chooser = Chooser(
-            fleet, self.prefixes, fingerprints, registry, random, self.config.time_scale, 1 + self.config.fallbacks
+            fleet,
+            self.prefixes,
+            fingerprints,
+            registry,
+            random,
+            self.config.time_scale,
+            1 + self.config.fallbacks,
+            self.config.guards,
         )
         self._booker = Booker(
             fleet,
@@ -99,6 +113,7 @@ class Dispatcher:
             costs,
             history,
             salts,
+            self.retries,
             fallbacks=self.config.fallbacks,
             max_index_blocks=self.config.max_index_blocks,
             kv_quantile=self.config.kv_quantile,
@@ -121,6 +136,15 @@ class Dispatcher:
         self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None = None
     ) -> Decision | Waiter:
         """Decide now, or hold. `deadline`: when the caller gives up by itself. Raises every refusal of errors.py."""
+        try:
+            return self._submit(request, tenant, owner, now, deadline)
+        except HeadwayError as error:
+            self.on_refused(request, error)
+            raise
+
+    def _submit(
+        self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None
+    ) -> Decision | Waiter:
         self.ledger.advance(now)
         work = self._work(request, owner, now)
         live = self.ledger.by_request.get(work.key)
@@ -131,13 +155,21 @@ class Dispatcher:
             if not _same(held.work, work):
                 raise RequestIdInUse(request.request_id)
             return held.join(owner, self._until(request, now, deadline))
-        inflight = self.ledger.tenant_inflight.get(tenant.id, 0) + self.holds.tenants.get(tenant.id, 0)
-        self.quotas.admit(tenant, work.estimated_tokens, inflight, now)
+        if request.excluded:
+            self.retries.admit(work, self._retry_after())
         try:
-            return self._dispatch_or_hold(work, now, deadline)
+            self.quotas.admit(tenant, request.model, work.estimated_tokens, now)
         except BaseException:
-            self.quotas.refund(tenant.id, work.estimated_tokens)
+            self.retries.over(work)
             raise
+        try:
+            outcome = self._dispatch_or_hold(work, now, deadline)
+        except BaseException:
+            self._refund(work)
+            raise
+        if isinstance(outcome, HeadwayError):
+            raise outcome  # its hold was let go, and what it had taken with it
+        return outcome
 
     def give_up(self, waiter: Waiter) -> None:
         """A call stops waiting. When it was the last one, the hold leaves no trace."""
@@ -160,20 +192,25 @@ class Dispatcher:
 
         Each that must wait for an endpoint is tentatively placed there, so that those behind it see the queue they
         will meet (FIELD.md, Late binding). Among holds of strategies that bind at once, a pool that had no room for
-        one has none for those behind it. Of each pool's line only the first `holds_per_pass` are tried: a long line
-        makes no pass long, and keeps no other pool's from being tried.
+        one has none for those behind it. Borrowed endpoints come last, when all who own any have had their turn. Of
+        each pool's line only the first `holds_per_pass` are tried: a long line makes no pass long, and keeps no other
+        pool's from being tried.
         """
         self.ledger.advance(now)
         tentative = Tentative(self.fleet.columns.capacity)
         full: set[tuple[object, ...]] = set()
         tried: dict[tuple[object, ...], int] = {}
-        for hold in self.holds.in_order(lambda work: self._rank(work, now)):
-            pool, part = _pool_of(hold.work.request)
+        ordered = self.holds.in_order(lambda work: self._rank(work, now))
+        borrowers = [hold for hold in ordered if self.fleet.rights(hold.work.request.tenant).burst]
+        for hold, burst in [*((hold, False) for hold in ordered), *((hold, True) for hold in borrowers)]:
+            if self.holds.find(hold.work.key) is not hold:
+                continue
+            pool, part = _pool_of(hold.work, burst)
             if pool in full or part in full or tried.get(pool, 0) >= self.config.holds_per_pass:
                 continue
             tried[pool] = tried.get(pool, 0) + 1
             try:
-                decision, waits_late = self._dispatch(hold.work, now, tentative)
+                decision, waits_late = self._dispatch(hold.work, now, tentative, burst)
             except HeadwayError:
                 decision, waits_late = None, False  # its pool is gone for now; it may be back before the hold expires
             except Exception as error:  # it fails alone, and must not stop every pass before those behind it
@@ -193,6 +230,7 @@ class Dispatcher:
         for waiter in self.holds.overdue(now):
             refusal = self._expired(waiter.hold, now)
             self.give_up(waiter)
+            self.on_refused(waiter.hold.work.request, refusal)
             waiter.answer(refusal)
 
     def refuse_holds(self, error: HeadwayError) -> None:
@@ -207,11 +245,22 @@ class Dispatcher:
         """A data plane failed over by itself: count its request where it is served."""
         self._booker.move(reservation, endpoint, now)
 
-    def restore(self, request: Request, owner: Owner, endpoint: Endpoint, matched: int, now: float) -> Reservation:
-        """Count again what another scheduler, or this one before a restart, had given."""
+    def restore(
+        self,
+        request: Request,
+        tenant: Tenant,
+        owner: Owner,
+        endpoint: Endpoint,
+        matched: int,
+        now: float,
+        *,
+        fail_open: bool = False,
+    ) -> Reservation:
+        """Count again what another scheduler, or this one before a restart, had given; `fail_open`: none had."""
         reservation = self._booker.restore(request, owner, endpoint, matched, now)
         if isinstance(reservation.attachment, Work):
-            self.quotas.settle(request.tenant, 0.0, reservation.attachment.estimated_tokens)  # given back at its end
+            tokens = reservation.attachment.estimated_tokens
+            self.quotas.resume(tenant, request.model, tokens, now, uncounted=fail_open)
         return reservation
 
     def answered(self, work: Work, slot: int, tokens: int) -> None:
@@ -248,7 +297,7 @@ class Dispatcher:
         work.patient = self._max_wait(request) > 0
         return work
 
-    def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
+    def _dispatch_or_hold(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter | HeadwayError:
         refusal: HeadwayError | None = None
         if not len(self.holds):
             try:
@@ -263,7 +312,7 @@ class Dispatcher:
             return self._hold(work, now, deadline, refusal)
         return self._join_line(work, now, deadline)
 
-    def _join_line(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter:
+    def _join_line(self, work: Work, now: float, deadline: float | None) -> Decision | Waiter | HeadwayError:
         """Others wait already: take a place among them, and see whether it is this one's turn."""
         bound = self.registry.bound(work.request.tenant, work.request.model)
         refusal: HeadwayError | None = None
@@ -273,23 +322,27 @@ class Dispatcher:
             if now >= self.settled_at:
                 raise
             refusal, choice = error, None
-        if choice is not None and choice.dispatchable and not work.patient:
+        if choice is not None and choice.dispatchable and not work.patient and not self._yields(choice):
             return self._booker.reserve(work, choice, now)  # it may not wait: first come, first served
         waiter = self._hold(work, now, deadline, refusal)
         settled: list[Decision | HeadwayError] = []
         waiter.answer = settled.append
         self.run_pass(now)
-        if not settled:
-            return waiter
-        outcome = settled[0]
-        if isinstance(outcome, HeadwayError):
-            raise outcome
-        return outcome
+        return settled[0] if settled else waiter
 
-    def _dispatch(self, work: Work, now: float, tentative: Tentative | None) -> tuple[Decision | None, bool]:
+    def _yields(self, choice: Choice) -> bool:
+        """Is the chosen endpoint borrowed, while a tenant that owns it waits?"""
+        owners = (self.fleet.rights(tenant).own for tenant in self.holds.tenants) if choice.burst else ()
+        return any(choice.slot in tier for tiers in owners for tier in tiers)
+
+    def _dispatch(
+        self, work: Work, now: float, tentative: Tentative | None, burst: bool | None = None
+    ) -> tuple[Decision | None, bool]:
         """Choose and reserve; None where it must wait, and then whether it waits for one endpoint, bound late."""
         bound = self.registry.bound(work.request.tenant, work.request.model)
-        choice = self._chooser.choose(work, bound, now, tentative)
+        choice = self._chooser.choose_in(work, bound, now, tentative, burst)
+        if choice is None:
+            return None, False
         if choice.dispatchable:
             self._chooser.watch(work, bound, choice, now)
             return self._booker.reserve(work, choice, now), False
@@ -324,7 +377,8 @@ class Dispatcher:
         live.claims = claims + 1
         endpoint = self.fleet.by_slot[live.slot]
         if names_endpoint(endpoint.id, endpoint.spec.address, work.request.excluded):
-            self.fleet.record_outcome(endpoint, True, now)
+            self.fleet.record_outcome(endpoint, True, now, live)
+            self.retries.admit(before, self._retry_after())
             self._elsewhere(live, before, work, now)
         return before.decision
 
@@ -337,7 +391,8 @@ class Dispatcher:
         self._booker.count(choice.slot)
         if before.decision is not None:
             why = self._booker.why(work, choice, live.matched_tokens, live.predicted_ttft_ms, now)
-            before.decision = replace(before.decision, fallbacks=self._booker.fallbacks(choice), why=why)
+            fallbacks = self._booker.fallbacks(choice, work.request.model)
+            before.decision = replace(before.decision, fallbacks=fallbacks, why=why)
 
     def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError | None) -> Waiter:
         """Keep the request waiting; where it may not wait, raise `otherwise`, or Saturated."""
@@ -355,8 +410,12 @@ class Dispatcher:
 
     def _let_go(self, hold: Hold) -> None:
         if self.holds.remove(hold):
-            self.quotas.refund(hold.work.request.tenant, hold.work.estimated_tokens)
+            self._refund(hold.work)
             self._on_room()  # somebody behind it may have waited for its endpoint
+
+    def _refund(self, work: Work) -> None:
+        self.quotas.refund(work.request.tenant, work.request.model, work.estimated_tokens)
+        self.retries.over(work)
 
     def _until(
         self, request: Request, now: float, deadline: float | None, otherwise: HeadwayError | None = None
@@ -391,8 +450,18 @@ class Dispatcher:
             self._end_interval_s += 0.05 * (min(now - self._last_end, 10.0) - self._end_interval_s)
         self._last_end = now
         work = reservation.attachment
-        if cause is not EndCause.REPORTED and isinstance(work, Work):
-            self.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0)
+        if not isinstance(work, Work):
+            return
+        if work.retry:
+            self.retries.over(work)
+        if cause is not EndCause.REPORTED:
+            # Of what nobody reported, the estimate is all that is known.
+            used = work.estimated_tokens if cause in _UNREPORTED else 0.0
+            self.quotas.settle(reservation.tenant, reservation.model, work.estimated_tokens, used)
+
+    def _active(self, model: str) -> int:
+        """Requests in flight on the endpoints that serve a model."""
+        return int(self.fleet.columns.inflight[self.fleet.pool(model)].sum())
 
     def _on_room(self) -> None:
         if len(self.holds):
@@ -404,9 +473,10 @@ def _same(before: Work, work: Work) -> bool:
     return before.request.model == work.request.model and before.identity in (None, work.identity)
 
 
-def _pool_of(request: Request) -> tuple[tuple[object, ...], tuple[object, ...]]:
+def _pool_of(work: Work, burst: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:
     """What tells whether one hold's lack of room is another's too: the pool, and the part of it that it may use."""
-    pool = (request.tenant, request.model, request.adapter)
+    request = work.request
+    pool = (request.tenant, request.model, request.adapter, work.split, burst)
     if not request.excluded and request.subset is None:
         return pool, pool
     subset = request.subset

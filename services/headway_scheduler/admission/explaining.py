@@ -1,5 +1,6 @@
 """Explain: the whole table of a decision, reserving nothing."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ __all__ = ["Explanation", "Row", "rows_of"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One endpoint as a decision sees it."""
+    """One endpoint as a decision sees it. `details`: what closed a guard, by its name, where there is more to say."""
 
     endpoint: Endpoint
     chosen: bool
@@ -25,6 +26,7 @@ class Row:
     cost: float | None
     predicted_ttft_ms: float | None
     matched_tokens: int
+    details: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +52,24 @@ def rows_of(
     usable = {*own.tolist(), *burst.tolist()}
     seen = fleet.pool(request.model, request.adapter).tolist() if whole else sorted(usable)
     kept = set(chooser.within(request, np.array(sorted(usable), np.int32)).tolist())
+    lane = () if choice is None else chooser.lane(request, now).tiers
+    in_split = {slot for tier in lane for slot in tier.pool.slots.tolist()}
     positions = {} if choice is None else {slot: n for n, slot in enumerate(choice.slots.tolist())}
     hits = prefixes.match(work, now).tokens(np.array(seen, np.int32), fleet.columns.capacity)
     by_guard = {} if choice is None else choice.by_guard()
     rows = []
     for number, slot in enumerate(seen):
         endpoint, position = fleet.by_slot[slot], positions.get(slot)
-        hard = fleet.hard_guards(endpoint)
+        closed = fleet.why_closed(endpoint)
+        hard, details = list(closed), {guard: detail for guard, detail in closed.items() if detail}
         if slot not in usable:
             hard.insert(0, "not_in_group")
         elif slot not in kept:
             hard.insert(0, "excluded")
+        elif choice is not None and slot not in in_split and not hard:
+            hard.append("other_split")
         if choice is None or position is None:
-            rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number])))
+            rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number]), details))
             continue
         ttft = choice.priced.costs.predicted_ttft_ms
         soft = tuple(name for name, forbidden in by_guard.items() if forbidden[position])
@@ -75,6 +82,7 @@ def rows_of(
                 float(choice.priced.costs.cost[position]),
                 None if ttft is None else float(ttft[position]),
                 int(hits[number]),
+                details | chooser.guards.details(slot),
             )
         )
     return tuple(rows)

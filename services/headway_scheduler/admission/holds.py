@@ -24,7 +24,8 @@ class Work(msgspec.Struct, eq=False):
     learns from; `ttft_ms` is as reported; `kv` is the prompt as engines' KV events know it, where any might;
     `least_prefill_ms` is its prefill on the best candidate, as last priced;
     `urgent`: it has waited so long that it goes before all others of its priority;
-    `patient`: it may be held at all.
+    `patient`: it may be held at all; `split`: which of its model's splits it was drawn for last;
+    `retry`: it counts as a retry now (`Retries`).
     """
 
     request: Request
@@ -46,6 +47,8 @@ class Work(msgspec.Struct, eq=False):
     least_prefill_ms: float = 0.0
     urgent: bool = False
     patient: bool = True
+    split: str = ""
+    retry: bool = False
 
     @property
     def data(self) -> bytes:

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 from headway_scheduler.domain.desired import DesiredState, Principal, Tenant
 from headway_scheduler.domain.names import DEFAULT_TENANT, TENANTS, short
 from headway_scheduler.domain.request import BlocksPrompt, Prompt, TextPrompt, TokensPrompt
-from headway_scheduler.errors import InvalidField, ModelNotAllowed, TenantNotAllowed, UnknownModel, UnknownTenant
+from headway_scheduler.errors import (
+    AdapterNotAllowed,
+    InvalidField,
+    ModelNotAllowed,
+    TenantNotAllowed,
+    UnknownModel,
+    UnknownTenant,
+)
 from headway_scheduler.learning.history import History
 
 __all__ = ["Intake"]
@@ -18,12 +25,15 @@ class Intake:
     history: History
     desired: DesiredState = field(default_factory=DesiredState)
     _models: dict[str, str] = field(default_factory=dict)
+    _allowed: dict[str, frozenset[str]] = field(default_factory=dict)
 
     def set_desired(self, desired: DesiredState) -> None:
         """Take over tenants and the catalogue."""
         self.desired = desired
         self._models = {alias: model.id for model in desired.models.values() for alias in model.aliases}
         self._models.update((model, model) for model in desired.models)
+        limited = (tenant for tenant in desired.tenants.values() if tenant.models)
+        self._allowed = {t.id: frozenset(self._models.get(name, name) for name in t.models) for t in limited}
 
     def tenant(self, principal: Principal, name: str) -> Tenant:
         """The tenant a call acts for: the one named, else the principal's own.
@@ -50,9 +60,19 @@ class Intake:
         model = self._models.get(name)
         if model is None:
             raise UnknownModel(name)
-        if tenant.models and model not in tenant.models:
+        if not self.allows(tenant, model):
             raise ModelNotAllowed(tenant.id, model)
         return model
+
+    def allows(self, tenant: Tenant, model: str) -> bool:
+        """May the tenant use this model of the catalogue?"""
+        allowed = self._allowed.get(tenant.id)
+        return allowed is None or model in allowed
+
+    def check_adapter(self, tenant: Tenant, adapter: str) -> None:
+        """Raise AdapterNotAllowed if the tenant may not ask for this adapter."""
+        if adapter and tenant.adapters and adapter not in tenant.adapters:
+            raise AdapterNotAllowed(tenant.id, adapter)
 
     def prompt_tokens(self, model: str, prompt: Prompt) -> int:
         """How many tokens a prompt is: exact for ids, estimated for text; block hashes do not tell."""

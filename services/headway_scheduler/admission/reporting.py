@@ -33,6 +33,8 @@ class Reporting:
     costs: CostModel
     history: History
     record_usage: UsageRecorder
+    on_failed: Callable[[str, str], None] = lambda _tenant, _model: None
+    """Called with tenant and model when an endpoint failed a request."""
 
     def apply(self, owner: Owner, reservation_id: str, report: Report, now: float) -> tuple[ReportStatus, str]:
         """The status, and for INVALID what is wrong. A reservation of another principal is unknown to this one."""
@@ -58,8 +60,10 @@ class Reporting:
     ) -> tuple[ReportStatus, str]:
         owner.sends_first_token = True
         first = self.dispatcher.ledger.first_token(reservation, now)
+        self.dispatcher.fleet.answered(reservation, now)
         work = reservation.attachment
         if first and isinstance(work, Work):
+            self.dispatcher.retries.over(work)  # it went well: what may still be tried again is not this one
             work.ttft_ms = report.ttft_ms
             if work.flight is not None:
                 self.costs.first_token(work.flight, report.ttft_ms, now)
@@ -74,7 +78,9 @@ class Reporting:
         before = fleet.by_slot[reservation.slot]
         if report.endpoint in (before.id, before.spec.address):
             return ReportStatus.DUPLICATE, ""
-        fleet.record_outcome(before, True, now)
+        fleet.record_outcome(before, True, now, reservation)
+        if isinstance(reservation.attachment, Work):
+            self.dispatcher.retries.count(reservation.attachment)
         self.dispatcher.move(reservation, endpoint, now)
         return ReportStatus.APPLIED, ""
 
@@ -84,14 +90,18 @@ class Reporting:
         succeeded = report.outcome is Outcome.SUCCESS
         if succeeded and isinstance(work, Work):
             self._learn(reservation, work, report, now)
-        dispatcher.ledger.end(reservation, EndCause.REPORTED, now)
+        # Before its end: what was a probe tells what it came to, and leaves no gap for another.
         if report.outcome.is_endpoints_fault or succeeded:
-            dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now)
+            dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now, reservation)
+        dispatcher.ledger.end(reservation, EndCause.REPORTED, now)
         if not isinstance(work, Work):
             return
         used = (usage.prompt_tokens or reservation.prompt_tokens) + (usage.completion_tokens or 0.0)
         failed = report.outcome.is_endpoints_fault
-        dispatcher.quotas.settle(reservation.tenant, work.estimated_tokens, 0.0 if failed else used)
+        actual = 0.0 if failed else used
+        dispatcher.quotas.settle(reservation.tenant, reservation.model, work.estimated_tokens, actual)
+        if failed:
+            self.on_failed(reservation.tenant, reservation.model)
         if succeeded or (report.outcome is Outcome.CANCELLED and usage.completion_tokens):
             self.record_usage(reservation.tenant, reservation.model, usage)
         if usage.completion_tokens and not failed:

@@ -1,8 +1,9 @@
 """Desired state: what admins configured. Kept in Postgres, held in memory as one frozen snapshot."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -14,11 +15,13 @@ __all__ = [
     "BindingMode",
     "Credential",
     "DesiredState",
+    "DisruptionBudget",
     "GpuGroup",
     "Model",
     "Principal",
     "Quotas",
     "Role",
+    "Split",
     "StoredMeta",
     "StrategyBinding",
     "StrategyConfig",
@@ -38,7 +41,7 @@ class StoredMeta:
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """Limits of a tenant; 0 means none."""
+    """Limits of a tenant, or of a tenant for one model; 0 means none."""
 
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
@@ -47,7 +50,10 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who sends requests. `priority`: -1 best effort, 0 standard, 1 critical."""
+    """Who sends requests. `priority`: -1 best effort, 0 standard, 1 critical.
+
+    `models`, `adapters`: those it may ask for; empty: all. `model_quotas` hold within `quotas`, by the model's id.
+    """
 
     id: str
     display_name: str = ""
@@ -56,6 +62,8 @@ class Tenant:
     priority: int = 0
     quotas: Quotas = Quotas()
     models: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    model_quotas: Mapping[str, Quotas] = field(default_factory=dict)
     meta: StoredMeta | None = None
 
     @property
@@ -107,6 +115,37 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """A weighted share of a model's requests, for those of its endpoints that match all that is set."""
+
+    name: str
+    weight: float = 0.0
+    selector: Mapping[str, str] = field(default_factory=dict)
+    engine_version: str = ""
+    group: str = ""
+
+    def holds(self, labels: Mapping[str, str], engine_version: str, groups: Collection[str]) -> bool:
+        """Does an endpoint with these labels, in these groups, belong to it?"""
+        return (
+            all(labels.get(key) == value for key, value in self.selector.items())
+            and self.engine_version in ("", engine_version)
+            and (not self.group or self.group in groups)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """How many of a model's endpoints admins must leave able to serve, at least; both hold."""
+
+    min_available: int = 0
+    min_available_share: float = 0.0
+
+    def required(self, total: int) -> int:
+        """Of so many endpoints that serve the model."""
+        return max(self.min_available, math.ceil(round(self.min_available_share * total, 6)))
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """An entry of the catalogue. `discovered`: an agent reported it, no admin wrote it."""
 
@@ -115,6 +154,8 @@ class Model:
     tokenizer: str = ""
     max_context_tokens: int = 0
     discovered: bool = False
+    splits: tuple[Split, ...] = ()
+    disruption_budget: DisruptionBudget = DisruptionBudget()
     meta: StoredMeta | None = None
 
 
@@ -167,11 +208,17 @@ class Role(StrEnum):
     ROUTER = "router"
     ADMIN = "admin"
     VIEWER = "viewer"
+    TENANT = "tenant"
+    """An end user's key: calls nothing, and stands for its tenant where a data plane is shown it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Who may call. Only the token's SHA-256 is kept."""
+    """Who may call. Only the token's SHA-256 is kept.
+
+    `previous_token_sha256` is of the token before the last rotation, and counts until `previous_expire_time`; empty:
+    there is none. `certificate_identity` is a URI or DNS name in client certificates that stands for it.
+    """
 
     id: str
     role: Role
@@ -180,7 +227,23 @@ class Credential:
     tenants: tuple[str, ...] = ()
     expire_time: datetime | None = None
     revoked: bool = False
+    certificate_identity: str = ""
+    previous_token_sha256: bytes = b""
+    previous_expire_time: datetime | None = None
     meta: StoredMeta | None = None
+
+    def rotated(self, token_sha256: bytes, now: datetime, overlap: timedelta) -> "Credential":
+        """With another token; the one before counts for `overlap` longer.
+
+        While one is still valid from an earlier rotation that one stays, for whoever uses it, and the newer one goes: a
+        rotation whose answer was lost can be repeated. Without an overlap only the new token counts.
+        """
+        previous, until = self.token_sha256, now + overlap
+        if self.previous_expire_time is not None and self.previous_expire_time > now:
+            previous, until = self.previous_token_sha256, max(until, self.previous_expire_time)
+        if not overlap:
+            return replace(self, token_sha256=token_sha256, previous_token_sha256=b"", previous_expire_time=None)
+        return replace(self, token_sha256=token_sha256, previous_token_sha256=previous, previous_expire_time=until)
 
 
 @dataclass(frozen=True, slots=True)

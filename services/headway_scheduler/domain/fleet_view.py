@@ -22,7 +22,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class EndpointView:
-    """An endpoint of a node. `id` is `10.0.0.1:8000@0`."""
+    """An endpoint of a node. `id` is `10.0.0.1:8000@0`; `inflight` counts what others than Headway sent there, too."""
 
     id: str
     node: str

@@ -85,9 +85,10 @@ class ReportStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A reservation as its holder knows it: `endpoint` is an id."""
+    """A reservation as its holder knows it: `endpoint` is an id; `fail_open`: it was made without a scheduler."""
 
     reservation_id: str
     endpoint: str
     matched_tokens: int = 0
     first_token_seen: bool = False
+    fail_open: bool = False

@@ -22,6 +22,7 @@ from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
 
+from headway_scheduler.admission.retries import RetryConfig
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
@@ -29,6 +30,7 @@ from headway_scheduler.domain.names import MODELS, TENANTS
 from headway_scheduler.envoy.head import DESTINATION
 from headway_scheduler.fleet.columns import Slots
 from headway_scheduler.fleet.fleet import Endpoint
+from headway_scheduler.fleet.health import HardGuard
 
 __all__ = ["Scope", "Weights", "assignments", "cluster"]
 
@@ -50,7 +52,12 @@ Health = int  # a health_check_pb2.HealthStatus
 _HEALTHY: Final[Health] = health_check_pb2.HEALTHY
 _DRAINING: Final[Health] = health_check_pb2.DRAINING
 _UNHEALTHY: Final[Health] = health_check_pb2.UNHEALTHY
-_BEST_FIRST: Final = (_HEALTHY, _DRAINING, _UNHEALTHY)
+_DEGRADED: Final[Health] = health_check_pb2.DEGRADED
+_BEST_FIRST: Final = (_HEALTHY, _DEGRADED, _DRAINING, _UNHEALTHY)
+_ON_TRIAL: Final = frozenset({HardGuard.EJECTED.value, HardGuard.PROBING.value})
+_NO_LIMIT_PERCENT: Final = 100.0
+_ANY_HEALTHY: Final = 10_000
+"""Overprovisioning in percent: while one in a hundred is healthy, nothing falls back on those that are degraded."""
 
 Assignments = Mapping[str, endpoint_pb2.ClusterLoadAssignment]
 
@@ -109,8 +116,11 @@ class Weights:
         return before if before is not None and abs(exact - before) <= _STICKY else round(exact)
 
 
-def cluster(name: str) -> cluster_pb2.Cluster:
-    """A cluster by its name alone, so that none ever changes: what it holds comes by EDS."""
+def cluster(name: str, retries: RetryConfig) -> cluster_pb2.Cluster:
+    """A cluster by its name alone, so that none ever changes: what it holds comes by EDS.
+
+    Each Envoy keeps to the scheduler's retry budget by itself, for what it tries again without asking.
+    """
     least = least_request_pb2.LeastRequest()
     override = override_host_pb2.OverrideHost()
     override.override_host_sources.add(header=DESTINATION)
@@ -129,6 +139,9 @@ def cluster(name: str) -> cluster_pb2.Cluster:
     thresholds = circuit_breaker_pb2.CircuitBreakers.Thresholds()
     for limit in ("max_connections", "max_pending_requests", "max_requests", "max_retries"):
         getattr(thresholds, limit).value = _MANY
+    if retries.percent < _NO_LIMIT_PERCENT:
+        thresholds.retry_budget.budget_percent.value = retries.percent
+        thresholds.retry_budget.min_retry_concurrency.value = retries.minimum
     made.circuit_breakers.thresholds.append(thresholds)
     options = http_protocol_options_pb2.HttpProtocolOptions()
     options.explicit_http_config.http_protocol_options.SetInParent()
@@ -154,13 +167,13 @@ def assignments(scheduler: Scheduler, scope: Scope, weights: Weights) -> Assignm
 
 def _of_tenant(scheduler: Scheduler, tenant: Tenant, builder: "_Builder") -> Assignments:
     fleet = scheduler.fleet
-    models = [model for model in scheduler.intake.desired.models if not tenant.models or model in tenant.models]
-    pools = {model: fleet.candidates(tenant.id, model, "") for model in models}
+    models = [model for model in scheduler.intake.desired.models if scheduler.intake.allows(tenant, model)]
+    pools = {model: fleet.tiers(tenant.id, model) for model in models}
     whole = f"{TENANTS}/{tenant.id}"
     found = {whole: builder.assignment(whole, *zip(*pools.values(), strict=True))}
-    for model, (own, burst) in pools.items():
+    for model, tiers in pools.items():
         name = f"{whole}/{MODELS}/{model}"
-        found[name] = builder.assignment(name, [own], [burst])
+        found[name] = builder.assignment(name, *([tier] for tier in tiers))
     return found
 
 
@@ -175,6 +188,7 @@ class _Builder:
     def assignment(self, name: str, *priorities: Iterable[Slots]) -> endpoint_pb2.ClusterLoadAssignment:
         """Each of `priorities` is a union of slots; one that holds nothing does not count."""
         made = endpoint_pb2.ClusterLoadAssignment(cluster_name=name)
+        made.policy.overprovisioning_factor.value = _ANY_HEALTHY
         placed: set[str] = set()
         for pools in priorities:
             hosts = self._hosts(frozenset(slot for slots in pools for slot in slots.tolist()))
@@ -204,7 +218,10 @@ class _Builder:
 
     def _health(self, endpoint: Endpoint) -> Health:
         if self.scheduler.fleet.columns.open[endpoint.slot]:
-            return _HEALTHY
+            # One that is probed is open now and not in a moment: Envoy is told once.
+            return _DEGRADED if endpoint.id in self.scheduler.fleet.ejections.out else _HEALTHY
+        if _ON_TRIAL.issuperset(self.scheduler.fleet.hard_guards(endpoint)):
+            return _DEGRADED
         wanted = {endpoint.state, endpoint.node.state}
         return _UNHEALTHY if wanted == {SchedulingState.ACTIVE} else _DRAINING
 

@@ -182,7 +182,7 @@ class _Session:
         if subscription.answered and names == list(subscription.sent):
             return None
         subscription.answered, subscription.sent = True, dict.fromkeys(names, b"")
-        return {name: cluster(name) for name in names}
+        return {name: cluster(name, self._scheduler.config.retries) for name in names}
 
     def _endpoints(self, subscription: _Subscription, current: Assignments) -> Mapping[str, Message] | None:
         """Those that changed. What nobody knows, or may not be seen, is empty: Envoy must not wait for it."""

@@ -72,9 +72,10 @@ class Exchange:
         *,
         longest_body: int,
         fixed_bodies: FixedBodies,
+        tenant_of: Callable[[str], str],
     ) -> None:
         self._scheduler, self._principal, self._plane, self._context = scheduler, principal, plane, context
-        self._longest, self._fixed_bodies = longest_body, fixed_bodies
+        self._longest, self._fixed_bodies, self._tenant_of = longest_body, fixed_bodies, tenant_of
         self._owner = Owner(principal.id, stream=True)
         self._ahead: asyncio.Future[Any] | None = None
         self._request_mode = self._response_mode = Mode.FULL_DUPLEX
@@ -109,6 +110,11 @@ class Exchange:
         finally:
             self._close()
 
+    @property
+    def began(self) -> bool:
+        """Has Envoy said anything?"""
+        return self._received > 0.0
+
     async def _next(self) -> Any:
         """Envoy's next message. Raises _Gone at the end."""
         ahead, self._ahead = self._ahead, None
@@ -122,6 +128,7 @@ class Exchange:
 
     async def _request_headers(self, message: pb.ProcessingRequest) -> None:
         self._head = head_of(read_headers(message.request_headers))
+        self._head.identify(self._plane, self._tenant_of)
         if message.HasField("protocol_config"):
             config = message.protocol_config
             self._request_mode, self._response_mode = Mode(config.request_body_mode), Mode(config.response_body_mode)

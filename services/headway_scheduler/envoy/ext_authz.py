@@ -71,14 +71,15 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
         self, attributes: attribute_context_pb2.AttributeContext, context: Context
     ) -> external_auth_pb2.CheckResponse:
         metadata = tuple(context.invocation_metadata() or ())
-        principal = self._authenticator.authenticate_metadata(metadata)
+        principal = self._authenticator.identify_call(context).principal
         authorize(principal, _METHOD)
         plane = _of_route(plane_of(metadata), attributes.context_extensions)
         http = attributes.request.http
         head = head_of({**http.headers, ":path": http.path})
+        head.identify(plane, self._authenticator.user_tenant)
         if http.method in _BODILESS:
             self._scheduler.check_serves()
-            tenant = self._scheduler.intake.tenant(principal, plane.tenant)
+            tenant = self._scheduler.intake.tenant(principal, head.tenant_in(plane))
             return _allowed(any_endpoint(self._scheduler, tenant.id, None), head)
         route = _wanted(head.api, http, head, plane)
         asked = route.model

@@ -19,11 +19,13 @@ from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.authorization import authorize
 from headway_scheduler.rpc.http_refusals import api_error
+from headway_scheduler.rpc.streams import Streams
 
 __all__ = ["EXT_PROC", "ExtProcService"]
 
 EXT_PROC: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 _METHOD: Final = f"/{EXT_PROC}/Process"
+_CODES: Final = {code.name: code for code in grpc.StatusCode}
 
 Context = ServicerContext[Any, Any]  # ProcessingRequest in, serialised ProcessingResponse out
 
@@ -31,8 +33,9 @@ Context = ServicerContext[Any, Any]  # ProcessingRequest in, serialised Processi
 class ExtProcService:
     """Serves every stream of every Envoy. It admits its callers itself: what it refuses, the client must be told."""
 
-    def __init__(self, scheduler: Scheduler, authenticator: Authenticator, longest_body: int) -> None:
-        self._scheduler, self._authenticator, self._longest = scheduler, authenticator, longest_body
+    def __init__(self, scheduler: Scheduler, authenticator: Authenticator, streams: Streams, longest_body: int) -> None:
+        self._scheduler, self._authenticator, self._streams = scheduler, authenticator, streams
+        self._longest = longest_body
         self._fixed_bodies = FixedBodies(scheduler)
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -45,18 +48,20 @@ class ExtProcService:
 
     async def process(self, _: AsyncIterator[pb.ProcessingRequest], context: Context) -> None:
         """Serve one request's stream, of a router only."""
-        metadata = context.invocation_metadata() or ()
         try:
-            principal = self._authenticator.authenticate_metadata(metadata)
-            authorize(principal, _METHOD)
-            plane = plane_of(metadata)
+            identity = self._authenticator.identify_call(context)
+            authorize(identity.principal, _METHOD)
+            exchange = self._exchange(identity.principal, plane_of(context.invocation_metadata() or ()), context)
         except HeadwayError as error:
             await context.write(replies.immediate(api_error(error)))
             return
         try:
-            await self._exchange(principal, plane, context).run()
+            with self._streams.opened(identity, lambda: exchange.began):
+                await exchange.run()
         except asyncio.InvalidStateError:
             return  # Envoy was gone before it had our answer
+        except HeadwayError as error:  # the stream may not go on, or not begin
+            await context.abort(_CODES[error.status], error.message)
         except Exception as error:
             fault = unexpected(error, method=_METHOD)
             await context.abort(grpc.StatusCode.INTERNAL, fault.message)
@@ -69,4 +74,5 @@ class ExtProcService:
             context,
             longest_body=self._longest,
             fixed_bodies=self._fixed_bodies,
+            tenant_of=self._authenticator.user_tenant,
         )

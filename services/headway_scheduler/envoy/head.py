@@ -1,6 +1,6 @@
 """A request's headers: what they ask for, what of it counts, and what must not reach the engine."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
@@ -10,8 +10,9 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from headway.routing.v1 import routing_pb2
 from headway_openai.body import Api
 
-from headway_scheduler.envoy.plane import Control, Plane
-from headway_scheduler.errors import InvalidField, NoEndpoints
+from headway_scheduler.domain.tokens import TOKEN_PREFIX
+from headway_scheduler.envoy.plane import Control, Plane, UserKeys
+from headway_scheduler.errors import InvalidField, NoCredential, NoEndpoints
 
 __all__ = ["DESTINATION", "Head", "head_of", "read_headers", "subset_hint"]
 
@@ -29,6 +30,7 @@ _STRIPPED: Final = (
     "x-data-parallel-rank",
 )
 _MAX_SESSION: Final = 256
+_AUTHORIZATION: Final = "authorization"
 _MAX_NANOSECONDS: Final = 315_576_000_000 * 10**9
 """As long as a google.protobuf.Duration may be."""
 _APIS: Final[tuple[Api, ...]] = ("chat/completions", "completions", "embeddings")
@@ -46,6 +48,8 @@ class Head:
 
     values: dict[str, str] = field(default_factory=dict)
     strip: list[str] = field(default_factory=list)
+    tenant: str = ""
+    """Of the user who showed a key; empty: none did."""
 
     @property
     def api(self) -> Api:
@@ -56,18 +60,40 @@ class Head:
         path = unquote(self.values.get(":path", "").partition("?")[0])
         return next((api for api in _APIS if path.endswith(f"/{api}")), "other")
 
+    def identify(self, plane: Plane, tenant_of: Callable[[str], str]) -> None:
+        """Find out whose request it is, where users show keys, and keep every token of ours from the engine.
+
+        `tenant_of` an `authorization` raises NoCredential for a key that does not count.
+        """
+        shown = self.values.get(_AUTHORIZATION, "")
+        if plane.user_keys is UserKeys.NO:
+            if _is_ours(shown):
+                self.strip.append(_AUTHORIZATION)
+            return
+        if not shown:
+            if plane.user_keys is UserKeys.REQUIRED:
+                raise NoCredential("authorization: an API key is required")
+            return
+        self.strip.append(_AUTHORIZATION)
+        self.tenant = tenant_of(shown)
+
+    def tenant_in(self, plane: Plane) -> str:
+        """Whom a request acts for that no control header is looked at for; empty: the plane's own tenant."""
+        return self.tenant or plane.tenant
+
     def apply(self, route: routing_pb2.RouteRequest, plane: Plane) -> None:
         """Complete what the body asks for by what the plane says, and the headers that it trusts.
 
         Raises InvalidField naming the header.
         """
-        route.tenant = plane.tenant
+        route.tenant = self.tenant_in(plane)
         session = self.values.get("x-headway-session")
         if session:
             route.session_id = session[:_MAX_SESSION]
         if not self.strip or not plane.trusts:
             return
-        if tenant := self._control(plane, Control.FAIRNESS_ID, "inference-fairness-id"):
+        tenant = self._control(plane, Control.FAIRNESS_ID, "inference-fairness-id")
+        if tenant and not self.tenant:  # what a key says, no header changes
             route.tenant = tenant
         if model := self._control(plane, Control.MODEL_NAME_REWRITE, "model-name-rewrite"):
             route.model = model
@@ -83,6 +109,12 @@ class Head:
             return ""
         own = f"x-{name}" if control is Control.SLO else f"x-gateway-{name}"
         return self.values.get(own) or self.values.get(f"x-llm-d-{name}", "")
+
+
+def _is_ours(authorization: str) -> bool:
+    """Is it, by its beginning, one of our tokens?"""
+    words = authorization.split()
+    return len(words) > 1 and words[0].lower() == "bearer" and words[1].startswith(TOKEN_PREFIX)
 
 
 def read_headers(message: pb.HttpHeaders) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from headway_scheduler.errors import InvalidField
 
-__all__ = ["Control", "Plane", "plane_of"]
+__all__ = ["Control", "Plane", "UserKeys", "plane_of"]
 
 _PREFIX: Final = "x-headway-"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)")
@@ -30,13 +30,22 @@ class Control(StrEnum):
     SLO = "slo"
 
 
+class UserKeys(StrEnum):
+    """Whether end users show keys of their own in `authorization`, which say whose tenant they are."""
+
+    NO = "no"
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+
+
 @dataclass(frozen=True, slots=True)
 class Plane:
     """One plane's, or one route's, settings.
 
     `tenant`: whom its requests act for; empty: the credential's own. `model`: asked for where no body tells.
     `trusts`: control headers that count. `message_timeout_s` and `max_message_timeout_s` are Envoy's own settings of
-    these names; None: not told. `include_usage`: have streams end with their usage.
+    these names; None: not told. `include_usage`: have streams end with their usage. `user_keys`: users' keys name the
+    tenant, before anything else does.
     """
 
     tenant: str = ""
@@ -45,6 +54,7 @@ class Plane:
     message_timeout_s: float | None = None
     max_message_timeout_s: float | None = None
     include_usage: bool = True
+    user_keys: UserKeys = UserKeys.NO
 
 
 def plane_of(metadata: Iterable[tuple[str, str | bytes]]) -> Plane:
@@ -91,6 +101,12 @@ def _switch(value: str) -> bool:
     return _SWITCH[value]
 
 
+def _user_keys(value: str) -> UserKeys:
+    if value not in set(UserKeys):
+        raise ValueError(f"{value!r} is none of {', '.join(UserKeys)}")
+    return UserKeys(value)
+
+
 _READERS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     f"{_PREFIX}tenant": ("tenant", str),
     f"{_PREFIX}model": ("model", str),
@@ -98,4 +114,5 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     f"{_PREFIX}message-timeout": ("message_timeout_s", _duration),
     f"{_PREFIX}max-message-timeout": ("max_message_timeout_s", _duration),
     f"{_PREFIX}include-usage": ("include_usage", _switch),
+    f"{_PREFIX}user-keys": ("user_keys", _user_keys),
 }

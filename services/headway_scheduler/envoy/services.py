@@ -17,6 +17,7 @@ from headway_scheduler.envoy.ext_proc import EXT_PROC, ExtProcService
 from headway_scheduler.envoy.feed import ClusterFeed
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.calls import UnaryCalls
+from headway_scheduler.rpc.streams import Streams
 
 __all__ = ["ADMIT_THEMSELVES", "EXT_PROC", "EnvoyServices"]
 
@@ -27,10 +28,10 @@ ADMIT_THEMSELVES: Final = (f"/{EXT_PROC}/", f"/{EXT_AUTHZ}/")
 class EnvoyServices:
     """All of them, for one scheduler."""
 
-    def __init__(self, scheduler: Scheduler, authenticator: Authenticator) -> None:
+    def __init__(self, scheduler: Scheduler, authenticator: Authenticator, streams: Streams) -> None:
         self._feed = ClusterFeed(scheduler)
         self._discovery = DiscoveryService(scheduler, self._feed)
-        self._ext_proc = ExtProcService(scheduler, authenticator, scheduler.config.max_message_bytes)
+        self._ext_proc = ExtProcService(scheduler, authenticator, streams, scheduler.config.max_message_bytes)
         calls = UnaryCalls(scheduler)
         self._ext_authz = ExtAuthzService(scheduler, authenticator, calls)
         self._access_log = AccessLogService(scheduler, calls)

@@ -118,14 +118,14 @@ class Columns:
     """Hottest device's temperature over its slowdown temperature; 1 and more: it slows down."""
     power: FloatColumn = field(default_factory=_unknown)
     """Power over the limit, 0 to 1."""
-    throttled: BoolColumn = field(default_factory=_flags)
-    """A device reports a hardware slowdown or a power brake."""
     sampled_at: FloatColumn = field(default_factory=_unknown)
     """Scheduler clock of the newest sample, in seconds."""
 
     # Kept by the fleet.
     open: BoolColumn = field(default_factory=_flags)
     """No hard guard stands: it may be chosen."""
+    handicap: FloatColumn = field(default_factory=_zeros)
+    """Requests that it counts in flight beyond those it has: it failed lately, or starts slowly."""
     last_chosen: IntColumn = field(default_factory=_ints)
     """Number of the decision that chose it last; 0: never."""
     ring: npt.NDArray[np.uint64] = field(default_factory=_hashes)
@@ -142,6 +142,9 @@ class Columns:
     """Decode per token of context and step, `c_ctx`."""
     budget_tokens: FloatColumn = field(default_factory=_unknown)
     """New tokens a step may hold, `budget`."""
+
+    handicapped: set[int] = field(default_factory=set)
+    """Slots with a handicap: whoever writes it keeps this."""
 
     @property
     def capacity(self) -> int:
@@ -160,6 +163,7 @@ class Columns:
         fresh = Columns()
         for name in _COLUMNS:
             getattr(self, name)[slot] = getattr(fresh, name)[0]
+        self.handicapped.discard(slot)
 
 
-_COLUMNS: Final = [each.name for each in fields(Columns)]
+_COLUMNS: Final = [each.name for each in fields(Columns) if each.name != "handicapped"]

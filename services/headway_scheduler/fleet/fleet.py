@@ -4,33 +4,50 @@ Everything here belongs to one event loop. Agents' messages come in as domain va
 columns, the pools and the groups.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
 from typing import Final
 
 import numpy as np
+import structlog
 from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.decision import Placement
-from headway_scheduler.domain.desired import DesiredState
+from headway_scheduler.domain.desired import BindingMode, DesiredState, Model
 from headway_scheduler.domain.device import Device, DeviceEvent, DeviceEventKind, DeviceSample
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSample, SchedulingState
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.errors import DuplicateNode
 from headway_scheduler.fleet.columns import Columns, Pool, Slots
-from headway_scheduler.fleet.health import Ejections
+from headway_scheduler.fleet.health import (
+    DeviceLimits,
+    EjectionConfig,
+    Ejections,
+    Handicap,
+    HardGuard,
+    SlowStart,
+    Verdict,
+)
+from headway_scheduler.fleet.ledger import Reservation
+from headway_scheduler.fleet.membership import Membership, Rights, owners_of, split_of
 
-__all__ = ["Endpoint", "Fleet", "FleetConfig", "Node"]
+__all__ = ["Endpoint", "Fleet", "FleetConfig", "Lane", "Node", "Tier", "described", "narrowed"]
+
+log = structlog.get_logger()
 
 _RANK_HEADER: Final = "x-data-parallel-rank"
 _RANKS_BY_HEADER: Final = frozenset({"vllm", "sglang", "emulator"})
 """THE list of engines known to give a request to the data-parallel rank that this header names."""
-_HOT_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "power_brake"})
-_APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
-"""XIDs that speak of the program on the GPU, not of the GPU (NVIDIA's XID catalogue): no recovery is ever reported."""
+_FAULTS: Final = {
+    DeviceEventKind.LOST: HardGuard.DEVICE_LOST,
+    DeviceEventKind.XID: HardGuard.DEVICE_XID,
+    DeviceEventKind.ECC_DOUBLE_BIT: HardGuard.DEVICE_ECC,
+}
 _NONE: Final = np.zeros(0, np.int32)
+_NO_REASONS: Final[frozenset[str]] = frozenset()
+_NO_FAULTS: Final[Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +55,7 @@ class FleetConfig:
     """Times in seconds. `stale_share`: when more of the nodes went stale at once, the scheduler is the one cut off.
 
     While some are still heard that is believed for `freeze_s` only: a fleet may also shrink by more than half.
+    `guards_off`: hard guards that never close.
     """
 
     stale_after_s: float = 5.0
@@ -45,6 +63,9 @@ class FleetConfig:
     forget_after_s: float = 600.0
     stale_share: float = 0.5
     clock_skew_warning_s: float = 5.0
+    ejection: EjectionConfig = field(default_factory=EjectionConfig)
+    devices: DeviceLimits = field(default_factory=DeviceLimits)
+    guards_off: frozenset[HardGuard] = frozenset()
 
 
 @dataclass(slots=True)
@@ -64,7 +85,7 @@ class Node:
     clock_skew_s: float = 0.0
     state: SchedulingState = SchedulingState.ACTIVE
     samples: dict[str, DeviceSample] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, DeviceEvent] = field(default_factory=dict)
     endpoints: dict[str, "Endpoint"] = field(default_factory=dict)
     devices: dict[str, Device] = field(init=False)
     """What its Hello named, by UUID."""
@@ -82,7 +103,8 @@ class Node:
 class Endpoint:
     """One engine rank that an agent announced.
 
-    `failed`: why its devices cannot serve, or empty. `boot_id`: the engine's, as last known.
+    `faults`: which hard guards its devices close, each with what closed it. `throttles`: why any of them is slowed
+    down, in NVML's words. `boot_id`: the engine's, as last known.
     """
 
     id: str
@@ -92,8 +114,11 @@ class Endpoint:
     state: SchedulingState = SchedulingState.ACTIVE
     ready: bool = True
     sample: EngineSample | None = None
-    failed: str = ""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    throttles: frozenset[str] = frozenset()
     boot_id: str = ""
+    contested: bool = False
+    """It is in dedicated groups of several tenants, and so nobody's."""
     placement: Placement = field(init=False)
     """As answers name it."""
     shares_address: bool = False
@@ -115,17 +140,61 @@ class Endpoint:
         self.place(shares_address=self.shares_address)
 
     @property
+    def node_id(self) -> str:
+        """Its node's."""
+        return self.node.id
+
+    @property
     def labels(self) -> dict[str, str]:
         """Its own labels over its node's."""
         return {**self.node.hello.labels, **self.spec.labels}
+
+    def readings(self) -> Iterator[tuple[Device, DeviceSample]]:
+        """Its devices, each with its newest sample."""
+        for uuid in self.spec.device_uuids:
+            device, sample = self.node.devices.get(uuid), self.node.samples.get(uuid)
+            if device is not None and sample is not None:
+                yield device, sample
+
+    def hottest(self) -> str:
+        """The device that is nearest to its slowdown temperature, for people."""
+        known = [
+            (sample.temperature_c.value / device.temperature_slowdown_c.value, sample.temperature_c.value, device)
+            for device, sample in self.readings()
+            if sample.temperature_c.value is not None and device.temperature_slowdown_c.value
+        ]
+        if not known:
+            return ""
+        _, value, device = max(known, key=lambda each: each[0])
+        return f"{device.uuid} {value:.0f} °C of {device.temperature_slowdown_c.value:.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Endpoints of equal standing for a tenant and model. `burst`: only borrowed, those who own them go first."""
+
+    pool: Pool
+    burst: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The tiers of one of a model's splits, in order; a model without splits has one lane.
+
+    `weight`: its share of the requests; 0: of none while another lane is there.
+    """
+
+    split: str
+    weight: float
+    tiers: tuple[Tier, ...]
 
 
 class Fleet:
     """Nodes and endpoints by id, and the columns behind them.
 
     `on_announced` is called with an endpoint that is new or changed, `on_removed` before its slot is reused,
-    `on_restarted` when its engine lost its memory, `on_connected` with a node whose agent said Hello. `version` grows
-    when it changes who may be chosen.
+    `on_restarted` when its engine lost its memory, `on_connected` with a node whose agent said Hello, `on_sampled` with
+    each endpoint of a sample, once it is in the columns. `version` grows when it changes who may be chosen.
     """
 
     def __init__(self, config: FleetConfig | None = None) -> None:
@@ -134,7 +203,7 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.endpoints: dict[str, Endpoint] = {}
         self.by_slot: dict[int, Endpoint] = {}
-        self.ejections = Ejections()
+        self.ejections = Ejections(self.config.ejection)
         self._at: dict[str, list[Endpoint]] = {}
         self.version = 0
         self.guards_frozen = False
@@ -142,16 +211,21 @@ class Fleet:
         self.on_restarted: list[Callable[[Endpoint], None]] = []
         self.on_announced: list[Callable[[Endpoint], None]] = []
         self.on_connected: list[Callable[[Node], None]] = []
+        self.on_sampled: list[Callable[[Endpoint, float], None]] = []
         self._frozen_since: float | None = None
         self._free: list[int] = []
         self._used = 0
         self._desired = DesiredState()
+        self._has_dedicated = False
         self._pools: dict[tuple[str, str], Slots] = {}
-        self._tenant_slots: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
+        self._membership: Membership | None = None
+        self._rights: dict[str, Rights] = {}
         self._candidates: dict[tuple[str, str, str], tuple[Slots, Slots]] = {}
-        self._open: dict[tuple[str, str, str], tuple[Pool, Pool]] = {}
+        self._lanes: dict[tuple[str, str, str], tuple[Lane, ...]] = {}
+        self._open: dict[tuple[str, str, str], tuple[Lane, ...]] = {}
         self._open_version = -1
         self._alone: dict[str, int] | None = None
+        self._handicaps: dict[int, Handicap] = {}
 
     # What agents say
 
@@ -173,7 +247,7 @@ class Fleet:
         for endpoint in [e for e in node.endpoints.values() if e.id not in announced]:
             self.remove_endpoint(endpoint.id)
         for spec in hello.endpoints:
-            self.put_endpoint(node, spec)
+            self.put_endpoint(node, spec, now)
         for endpoint in node.endpoints.values():
             self._apply_devices(endpoint)
         self._changed(node.endpoints.values())
@@ -186,14 +260,17 @@ class Fleet:
         if node.connection == connection:
             node.connected = False
 
-    def put_endpoint(self, node: Node, spec: EndpointSpec) -> Endpoint:
-        """An endpoint appeared on `node`, or changed."""
+    def put_endpoint(self, node: Node, spec: EndpointSpec, now: float | None = None) -> Endpoint:
+        """An endpoint appeared on `node`, or changed. `now` is of one that may start slowly."""
         endpoint = self.endpoints.get(spec.id)
         if endpoint is not None and endpoint.node is not node:
             self.remove_endpoint(endpoint.id)  # the address moved to another host
             endpoint = None
         if endpoint is None:
-            return self._add(node, spec)
+            endpoint = self._add(node, spec)
+            if now is not None:
+                self._start_slowly(endpoint, SlowStart.NEW, now)
+            return endpoint
         before = endpoint.spec
         endpoint.respecify(spec)
         boot_id, endpoint.boot_id = endpoint.boot_id, spec.engine_boot_id or endpoint.boot_id
@@ -214,6 +291,8 @@ class Fleet:
         if endpoint is None:
             return
         self.columns.open[endpoint.slot] = False
+        self._handicaps.pop(endpoint.slot, None)
+        self._set_handicap(endpoint.slot, 0.0)
         for listener in self.on_removed:
             listener(endpoint)
         del endpoint.node.endpoints[endpoint_id]
@@ -237,6 +316,8 @@ class Fleet:
                 self._apply_engine(endpoint, engine, now)
         for endpoint in node.endpoints.values():
             self._apply_devices(endpoint)
+            for listener in self.on_sampled:
+                listener(endpoint, now)
         node.stale = False
         self.refresh_guards(node.endpoints.values())
         return True
@@ -245,10 +326,10 @@ class Fleet:
         """A device failed: its endpoints are closed until it recovers. A program's fault on it does not count."""
         if event.kind is DeviceEventKind.RECOVERED:
             node.failures.pop(event.uuid, None)
-        elif event.kind is DeviceEventKind.XID and event.xid in _APPLICATION_XIDS:
+        elif event.kind is DeviceEventKind.XID and event.xid in self.config.devices.ignored_xids:
             return
         else:
-            node.failures[event.uuid] = event.kind.value if not event.xid else f"{event.kind.value} {event.xid}"
+            node.failures[event.uuid] = event
         for endpoint in node.endpoints.values():
             self._apply_devices(endpoint)
         self.refresh_guards(node.endpoints.values())
@@ -258,6 +339,7 @@ class Fleet:
     def set_desired(self, desired: DesiredState) -> None:
         """Take over groups, bindings and scheduling states. What did not change costs nothing: fleets are large."""
         before, self._desired = self._desired, desired
+        had_dedicated, self._has_dedicated = self._has_dedicated, _has_dedicated(desired)
         changed: list[Endpoint] = []
         for node_id in before.node_states.keys() | desired.node_states.keys():
             node, state = self.nodes.get(node_id), desired.node_states.get(node_id, SchedulingState.ACTIVE)
@@ -271,7 +353,7 @@ class Fleet:
                 endpoint.state = state
                 changed.append(endpoint)
         if _who_may_use_what(before) != _who_may_use_what(desired):
-            self._changed(changed)
+            self._changed(self.endpoints.values() if had_dedicated or self._has_dedicated else changed)
         else:
             self.refresh_guards(changed)
 
@@ -288,9 +370,7 @@ class Fleet:
 
         When more than `stale_share` of the nodes fell silent together, the fault is on our side: guards freeze.
         """
-        for endpoint_id in self.ejections.expire(now):
-            if endpoint_id in self.endpoints:
-                self.refresh_guards([self.endpoints[endpoint_id]])
+        self._recover(now)
         overdue = [node for node in self.nodes.values() if self._overdue(node, now)]
         self.guards_frozen = self._cut_off(sum(not node.stale for node in overdue), now)
         if self.guards_frozen:
@@ -321,14 +401,21 @@ class Fleet:
         key = (tenant, model, adapter)
         found = self._candidates.get(key)
         if found is None:
-            own, burst = self._slots_of(tenant)
-            pool = self.pool(model, adapter)
-            found = (_within(pool, own), _within(pool, burst))
+            rights, pool = self.rights(tenant), self.pool(model, adapter)
+            found = (_within(pool, rights.own_slots), _within(pool, rights.burst_slots))
             self._candidates[key] = found
         return found
 
-    def open_candidates(self, tenant: str, model: str, adapter: str) -> tuple[Pool, Pool]:
-        """The candidates that no hard guard has closed. Found anew when `version` has grown, not at each decision."""
+    def tiers(self, tenant: str, model: str) -> tuple[Slots, ...]:
+        """The same by tier, those to burst into last; a tier that serves nothing of the model is empty."""
+        rights, pool = self.rights(tenant), self.pool(model)
+        return tuple(_within(pool, slots) for slots in (*rights.own, *rights.burst))
+
+    def open_lanes(self, tenant: str, model: str, adapter: str) -> tuple[Lane, ...]:
+        """The candidates that no hard guard has closed, by split and tier. None of the lanes or tiers is empty.
+
+        Found anew when `version` has grown, not at each decision.
+        """
         if self._open_version != self.version:
             self._open_version = self.version
             self._open.clear()
@@ -336,14 +423,22 @@ class Fleet:
         found = self._open.get(key)
         if found is None:
             is_open = self.columns.open
-            own, burst = self.candidates(tenant, model, adapter)
-            found = self._open[key] = (Pool.of(own[is_open[own]]), Pool.of(burst[is_open[burst]]))
+            found = self._open[key] = narrowed(self._lanes_of(*key), lambda slots: slots[is_open[slots]])
+        return found
+
+    def rights(self, tenant: str) -> Rights:
+        """Which slots the tenant may use, whatever they serve."""
+        found = self._rights.get(tenant)
+        if found is None:
+            if self._membership is None:
+                self._membership = Membership(self._desired, self.endpoints.values())
+            found = self._rights[tenant] = self._membership.rights(tenant)
         return found
 
     def open_to(self, tenant: str) -> list[Endpoint]:
         """Endpoints that the tenant may use now, whatever they serve."""
-        own, burst = self._slots_of(tenant)
-        return [self.by_slot[slot] for slot in own | burst if self.columns.open[slot]]
+        rights = self.rights(tenant)
+        return [self.by_slot[slot] for slot in rights.own_slots | rights.burst_slots if self.columns.open[slot]]
 
     def groups_of(self, endpoint: Endpoint) -> list[str]:
         """Ids of the GPU groups an endpoint belongs to."""
@@ -352,34 +447,47 @@ class Fleet:
 
     def tenants_of(self, endpoint: Endpoint) -> list[str]:
         """Ids of the tenants that may use an endpoint."""
-        return [t for t in self._desired.tenants if any(endpoint.slot in slots for slots in self._slots_of(t))]
+        slot = endpoint.slot
+        found = ((tenant, self.rights(tenant)) for tenant in self._desired.tenants)
+        return [t for t, rights in found if any(slot in tier for tier in (*rights.own, *rights.burst))]
 
     def serving_only(self, domain: str) -> int:
         """Mask of the slots that no other isolation domain's tenants may use."""
         if self._alone is None:
-            self._alone = _alone(self._desired, self.endpoints)
+            self._alone = Membership(self._desired, self.endpoints.values()).alone()
         return self._alone.get(domain, 0)
 
     def hard_guards(self, endpoint: Endpoint) -> list[str]:
         """Why it must not be chosen, the admin's word first; empty: it may."""
-        found = []
+        return list(self.why_closed(endpoint))
+
+    def why_closed(self, endpoint: Endpoint) -> dict[str, str]:
+        """The same, each with what closed it, where there is more to say."""
+        found: dict[str, str] = {}
         for state in (endpoint.state, endpoint.node.state):
-            if state is not SchedulingState.ACTIVE and state.value not in found:
-                found.append(state.value)
+            if state is not SchedulingState.ACTIVE:
+                found[state.value] = ""
         if endpoint.node.stale:
-            found.append("stale")
+            found[HardGuard.STALE.value] = f"nothing heard of {endpoint.node.id}"
         if not endpoint.ready:
-            found.append("not_ready")
-        if endpoint.failed:
-            found.append("device_failed")
-        if self.ejections.ejected(endpoint.id):
-            found.append("ejected")
+            found[HardGuard.NOT_READY.value] = ""
+        if endpoint.faults:
+            found.update(endpoint.faults)
+        if endpoint.contested:
+            found["contested"] = ""
+        if self.ejections.out:
+            guard = self.ejections.guard(endpoint.id)
+            if guard is not None:
+                reason, times, _ = self.ejections.history(endpoint.id)
+                found[guard.value] = f"{reason.value}, {times} times in a row" if times > 1 else reason.value
+        for off in self.config.guards_off:
+            found.pop(off.value, None)
         return found
 
     def refresh_guards(self, endpoints: Iterable[Endpoint]) -> None:
         """Recompute the `open` column of these endpoints."""
         for endpoint in endpoints:
-            may_be_chosen = not self.hard_guards(endpoint)
+            may_be_chosen = not self.why_closed(endpoint)
             if may_be_chosen != self.columns.open[endpoint.slot]:
                 self.columns.open[endpoint.slot] = may_be_chosen
                 self.version += 1
@@ -388,10 +496,69 @@ class Fleet:
         """The endpoint of this id or address (the rank 0 there)."""
         return self.endpoints.get(name) or self.endpoints.get(f"{name}@0")
 
-    def record_outcome(self, endpoint: Endpoint, failed: bool, now: float) -> None:
-        """A request ended there. What keeps failing is ejected for a while, but never more than half of a pool."""
-        if self.ejections.record(endpoint.id, failed, now, lambda: self._spared(endpoint)):
-            self.refresh_guards([endpoint])
+    # What requests come to
+
+    def record_outcome(
+        self, endpoint: Endpoint, failed: bool, now: float, reservation: Reservation | None = None
+    ) -> None:
+        """A request ended there. What keeps failing is ejected for a while, but never too much of a pool."""
+        placed_at, name = (None, "") if reservation is None else (reservation.placed_at, reservation.id)
+        verdict = self.ejections.record(
+            endpoint.id, failed, now, lambda: self._spared(endpoint), placed_at=placed_at, reservation=name
+        )
+        if verdict is not Verdict.NOTHING:
+            self._judged(endpoint, verdict, now)
+        elif failed and endpoint.id not in self.ejections.out and self.config.ejection.fault_load_s:
+            handicap = self._handicaps.setdefault(endpoint.slot, Handicap())
+            gap = self._busiest(endpoint) - float(self.columns.inflight[endpoint.slot])
+            handicap.fault(max(0.0, gap), now, self.config.ejection)
+            self._handicap(endpoint, now)
+
+    def placed(self, slot: int, reservation: Reservation) -> None:
+        """A request got its place there: of those that are probed, not more than a few."""
+        if self.ejections.out:
+            endpoint = self.by_slot[slot]
+            if self.ejections.probe(endpoint.id, reservation.id):
+                self.refresh_guards([endpoint])
+
+    def answered(self, reservation: Reservation, now: float) -> None:
+        """A request got its first token: where it was a probe, it has passed."""
+        if self.ejections.out:
+            whole = self.endpoints.get(self.ejections.answered(reservation.id, now) or "")
+            if whole is not None:
+                self._judged(whole, Verdict.WHOLE, now)
+
+    def left(self, reservation: Reservation) -> None:
+        """A request is over, or moved away: if it was a probe that told nothing, another may be one."""
+        if self.ejections.out:
+            probed = self.endpoints.get(self.ejections.probe_over(reservation.id) or "")
+            if probed is not None:
+                self.refresh_guards([probed])
+
+    def lift_ejection(self, endpoint: Endpoint, now: float) -> bool:
+        """An admin says that it may serve; False if it was not out."""
+        lifted = self.ejections.lift(endpoint.id, now)
+        if lifted:
+            self._judged(endpoint, Verdict.WHOLE, now)
+        return lifted
+
+    def restarted(self, endpoint: Endpoint, now: float) -> None:
+        """Its engine is new: if it was ejected, it is probed soon; what its cache held is gone."""
+        self.ejections.hurry(endpoint.id, now)
+        self._start_slowly(endpoint, SlowStart.RESTART, now)
+
+    def in_panic(self) -> dict[str, bool]:
+        """For each model served: does an endpoint stay in only because too little would be left?"""
+        found: dict[str, bool] = {}
+        for endpoint in self.endpoints.values():
+            for model in endpoint.spec.models:
+                found[model] = found.get(model, False) or self.ejections.failing(endpoint.id)
+        return found
+
+    def ejected_of(self, model: str) -> int:
+        """How many endpoints that serve it are ejected or probed now."""
+        known = (self.endpoints.get(name) for name in self.ejections.out)
+        return sum(endpoint is not None and model in endpoint.spec.models for endpoint in known)
 
     # Inside
 
@@ -444,31 +611,38 @@ class Fleet:
         node, columns, slot = endpoint.node, self.columns, endpoint.slot
         devices = node.devices
         memory, utilization, temperature, heat, power = [], [], [], [], []
-        throttled, failed = False, ""
+        throttles: frozenset[str] = _NO_REASONS
+        faults: dict[str, str] = {}
+        ecc_limit = self.config.devices.ecc_errors
         for uuid in endpoint.spec.device_uuids:
             device, sample = devices.get(uuid), node.samples.get(uuid)
-            failed = failed or node.failures.get(uuid, "")
-            if device is not None and device.parent_uuid:
-                failed = failed or node.failures.get(device.parent_uuid, "")  # a MIG instance falls with its GPU
+            if node.failures:
+                # A MIG instance falls with its GPU.
+                for failing in (uuid, "" if device is None else device.parent_uuid):
+                    if failing in node.failures:
+                        event = node.failures[failing]
+                        faults[_FAULTS[event.kind].value] = described(event)
             if device is None or sample is None:
                 continue
             if sample.memory_used_bytes.missing is MissingReason.LOST:
-                failed = failed or "lost"
+                faults[HardGuard.DEVICE_LOST.value] = f"{uuid} lost"
+            errors = sample.ecc_errors.value
+            if errors and 0 < ecc_limit <= errors:
+                faults[HardGuard.DEVICE_ECC.value] = f"{uuid} {errors:.0f} uncorrected ECC errors"
             memory.append(_ratio(sample.memory_used_bytes.value, device.memory_total_bytes.value))
             utilization.append(sample.utilization.or_nan())
             temperature.append(sample.temperature_c.or_nan())
             heat.append(_ratio(sample.temperature_c.value, device.temperature_slowdown_c.value))
             power.append(_ratio(sample.power_w.value, device.power_limit_w.value))
             if sample.throttle_reasons:
-                throttled = throttled or not _HOT_REASONS.isdisjoint(sample.throttle_reasons)
-        endpoint.failed = failed
+                throttles = throttles.union(sample.throttle_reasons)
+        endpoint.faults, endpoint.throttles = faults or _NO_FAULTS, throttles
         kv_use = columns.kv_use.item(slot)
         columns.memory_pressure[slot] = kv_use if kv_use == kv_use else _highest(memory)  # NaN is not itself
         columns.utilization[slot] = _highest(utilization)
         columns.temperature_c[slot] = _highest(temperature)
         columns.heat[slot] = _highest(heat)
         columns.power[slot] = _highest(power)
-        columns.throttled[slot] = throttled
 
     def _cut_off(self, silent: int, now: float) -> bool:
         """Did so many of the nodes that were alive fall silent together that it must be us?"""
@@ -480,86 +654,154 @@ class Fleet:
             self._frozen_since = now
         return silent == alive or now - self._frozen_since < self.config.freeze_s
 
+    def _judged(self, endpoint: Endpoint, verdict: Verdict, now: float) -> None:
+        self._handicaps.pop(endpoint.slot, None)
+        self._set_handicap(endpoint.slot, 0.0)
+        if verdict is Verdict.WHOLE:
+            self._start_slowly(endpoint, SlowStart.EJECTION, now)
+            log.info("endpoint_whole", endpoint=endpoint.id)
+        else:
+            reason, times, for_s = self.ejections.history(endpoint.id)
+            log.warning("endpoint_ejected", endpoint=endpoint.id, reason=reason.value, times=times, for_s=for_s)
+        self.refresh_guards([endpoint])
+
+    def _recover(self, now: float) -> None:
+        """Probe those whose ejection is over; let those back in that are needed; let handicaps fade."""
+        if self.ejections.out:
+            changed = self.ejections.expire(now)
+            for name in list(self.ejections.out):
+                endpoint = self.endpoints.get(name)
+                if endpoint is not None and self._spared(endpoint) and self.ejections.pardon(name, now):
+                    changed.append(name)
+                    log.warning("endpoint_let_back_in", endpoint=name)
+            self.refresh_guards(self.endpoints[name] for name in changed if name in self.endpoints)
+        for slot in list(self._handicaps):
+            self._handicap(self.by_slot[slot], now)
+
     def _spared(self, endpoint: Endpoint) -> bool:
-        """Would ejecting it leave a pool with too little? Better a failing endpoint than none."""
-        share = self.ejections.max_share
+        """Would a pool, or a tenant's part of it, have too little without it? Better a failing endpoint than none."""
+        out = [self.endpoints[name] for name in self.ejections.out if name in self.endpoints and name != endpoint.id]
         for model in endpoint.spec.models:
-            pool = self.pool(model).tolist()
-            out = sum(self.ejections.ejected(self.by_slot[slot].id) for slot in pool)
-            if out + 1 > share * len(pool):
+            pool = self.pool(model)
+            without = 1 + sum(model in each.spec.models for each in out)
+            if without * 100.0 > self.config.ejection.max_percent * len(pool) or not self._rest(endpoint, pool, out):
                 return True
+        # Those tenants that have routed since the fleet changed last.
+        for (_, model, _), (own, burst) in self._candidates.items():
+            if model in endpoint.spec.models and (endpoint.slot in own or endpoint.slot in burst):
+                usable = np.concatenate((own, burst))
+                if not self._rest(endpoint, usable, out):
+                    return True
         return False
+
+    def _rest(self, endpoint: Endpoint, slots: Slots, out: list[Endpoint]) -> int:
+        """How many of these slots are open, without this endpoint and those that are out."""
+        is_open = self.columns.open
+        without = sum(bool(is_open[each.slot]) and each.slot in slots for each in (endpoint, *out))
+        return int(np.count_nonzero(is_open[slots])) - without
+
+    def _busiest(self, endpoint: Endpoint) -> float:
+        """The most that one endpoint of its pools has in flight."""
+        columns, found = self.columns, 0.0
+        for model in endpoint.spec.models:
+            pool = self.pool(model)
+            if len(pool):
+                found = max(found, float((columns.inflight[pool] + columns.external[pool]).max()))
+        return found
+
+    def _start_slowly(self, endpoint: Endpoint, after: SlowStart, now: float) -> None:
+        config = self.config.ejection
+        if config.slow_start_s and after in config.slow_start_after:
+            self._handicaps.setdefault(endpoint.slot, Handicap()).started_at = now
+            self._handicap(endpoint, now)
+
+    def _handicap(self, endpoint: Endpoint, now: float) -> None:
+        handicap = self._handicaps[endpoint.slot]
+        load = handicap.load(self._busiest(endpoint), now, self.config.ejection)
+        if not load and handicap.started_at is None:
+            del self._handicaps[endpoint.slot]
+        self._set_handicap(endpoint.slot, load)
+
+    def _set_handicap(self, slot: int, load: float) -> None:
+        columns = self.columns
+        if columns.handicap[slot] != load:
+            columns.handicap[slot] = load
+            (columns.handicapped.add if load else columns.handicapped.discard)(slot)
 
     def _overdue(self, node: Node, now: float) -> bool:
         return now - node.heard_at > self.config.stale_after_s
 
-    def _slots_of(self, tenant: str) -> tuple[frozenset[int], frozenset[int]]:
-        found = self._tenant_slots.get(tenant)
+    def _lanes_of(self, tenant: str, model: str, adapter: str) -> tuple[Lane, ...]:
+        """Open or not. The last lane has what no split holds; a split without a weight has no lane."""
+        key = (tenant, model, adapter)
+        found = self._lanes.get(key)
         if found is None:
-            found = self._tenant_slots[tenant] = tenant_slots(self._desired, tenant, self.endpoints)
+            rights, pool = self.rights(tenant), self.pool(model, adapter)
+            tiers = [(_within(pool, slots), False) for slots in rights.own]
+            tiers += [(_within(pool, slots), True) for slots in rights.burst]
+            rest = Lane("", 0.0, tuple(Tier(Pool.of(slots), burst) for slots, burst in tiers))
+            known = self._desired.models.get(model)
+            lanes = [rest] if known is None or not known.splits else [*self._split(known, rest)]
+            found = self._lanes[key] = tuple(lanes)
         return found
+
+    def _split(self, model: Model, whole: Lane) -> Iterable[Lane]:
+        number = {
+            slot: split_of(model, self._desired, self.by_slot[slot], self.by_slot[slot].spec.engine_version)
+            for tier in whole.tiers
+            for slot in tier.pool.slots.tolist()
+        }
+
+        def of(wanted: int | None) -> tuple[Tier, ...]:
+            every = (
+                (tier, [slot for slot in tier.pool.slots.tolist() if number[slot] == wanted]) for tier in whole.tiers
+            )
+            return tuple(Tier(Pool.of(np.array(slots, np.int32)), tier.burst) for tier, slots in every)
+
+        for position, split in enumerate(model.splits):
+            if split.weight > 0:
+                yield Lane(split.name, split.weight, of(position))
+        yield Lane("", 0.0, of(None))
 
     def _changed(self, endpoints: Iterable[Endpoint] = ()) -> None:
         self.version += 1
         self._pools.clear()
         self._candidates.clear()
-        self._tenant_slots.clear()
-        self._alone = None
-        self.refresh_guards(endpoints)
+        self._lanes.clear()
+        self._rights.clear()
+        self._membership = self._alone = None
+        touched = list(endpoints)
+        for endpoint in touched:
+            endpoint.contested = self._has_dedicated and len(owners_of(self._desired, endpoint)) > 1
+        self.refresh_guards(touched)
+
+
+def narrowed(lanes: Iterable[Lane], keep: Callable[[Slots], Slots]) -> tuple[Lane, ...]:
+    """The lanes with what `keep` leaves of each tier's slots; what is empty then is left out."""
+    found = []
+    for lane in lanes:
+        kept = ((keep(tier.pool.slots), tier.burst) for tier in lane.tiers)
+        tiers = tuple(Tier(Pool.of(slots), burst) for slots, burst in kept if len(slots))
+        if tiers:
+            found.append(Lane(lane.split, lane.weight, tiers))
+    return tuple(found)
+
+
+def described(event: DeviceEvent) -> str:
+    """A device's failure, for people."""
+    what = f"XID {event.xid}" if event.kind is DeviceEventKind.XID else event.kind.value.replace("_", " ")
+    return f"{event.uuid} {what}"
 
 
 def _who_may_use_what(desired: DesiredState) -> tuple[object, ...]:
     """All that candidates follow from, of what admins configured."""
     domains = {tenant.id: tenant.domain for tenant in desired.tenants.values()}
-    return desired.groups, desired.bindings, domains
+    splits = {model.id: model.splits for model in desired.models.values() if model.splits}
+    return desired.groups, desired.bindings, domains, splits
 
 
-def tenant_slots(
-    desired: DesiredState, tenant: str, endpoints: Mapping[str, Endpoint]
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Slots a tenant may always use, and slots it may burst into.
-
-    A group bound as dedicated belongs to its tenant alone: its members leave every other tenant's groups.
-    """
-    members: dict[str, set[int]] = {
-        group.id: {e.slot for e in endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
-        for group in desired.groups.values()
-    }
-    own: set[int] = set()
-    burst: set[int] = set()
-    others: set[int] = set()
-    for binding in desired.bindings:
-        slots = members.get(binding.group, set())
-        if binding.tenant != tenant:
-            if binding.mode == "dedicated":
-                others |= slots
-        elif binding.mode == "burst":
-            burst |= slots
-        else:
-            own |= slots
-    return frozenset(own - others), frozenset(burst - own - others)
-
-
-def _alone(desired: DesiredState, endpoints: Mapping[str, Endpoint]) -> dict[str, int]:
-    """Mask, for each isolation domain, of the slots it alone may use. Dedicated groups are their tenants' alone."""
-    members = {
-        group.id: {e.slot for e in endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
-        for group in desired.groups.values()
-    }
-    users: dict[int, set[str]] = {}
-    owners: dict[int, set[str]] = {}
-    for binding in desired.bindings:
-        tenant = desired.tenants.get(binding.tenant)
-        for slot in members.get(binding.group, ()) if tenant is not None else ():
-            assert tenant is not None  # noqa: S101 - the loop is empty without it
-            (owners if binding.mode == "dedicated" else users).setdefault(slot, set()).add(tenant.domain)
-    found: dict[str, int] = {}
-    for slot in users.keys() | owners.keys():
-        domains = owners.get(slot) or users[slot]
-        if len(domains) == 1:
-            (domain,) = domains
-            found[domain] = found.get(domain, 0) | 1 << slot
-    return found
+def _has_dedicated(desired: DesiredState) -> bool:
+    return any(binding.mode == BindingMode.DEDICATED for binding in desired.bindings)
 
 
 def _within(pool: Slots, allowed: frozenset[int]) -> Slots:

@@ -1,19 +1,29 @@
 # ruff: noqa: N802, D102 -- gRPC's method names, documented in admin.proto
 """Admin: one line per method; what they have in common is in `admin_resources`, the messages in `convert.admin`."""
 
-import hashlib
-import secrets
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
+from google.protobuf.duration_pb2 import Duration
 from headway.admin.v1 import admin_pb2 as pb
 from headway.admin.v1.admin_pb2_grpc import AdminServicer
 
 from headway_scheduler.domain import names
-from headway_scheduler.domain.desired import Credential, DesiredState, Model, StrategyConfig, StrategyRevision
+from headway_scheduler.domain.desired import (
+    Binding,
+    Credential,
+    DesiredState,
+    GpuGroup,
+    Model,
+    StrategyConfig,
+    StrategyRevision,
+)
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.fleet_view import EndpointView, NodeView
+from headway_scheduler.domain.tokens import new_token, token_sha256
 from headway_scheduler.errors import InUse, InvalidField, TokenShownOnce, UnknownResource, UnknownTenant
 from headway_scheduler.rpc.admin_resources import Resources, write_of
 from headway_scheduler.rpc.convert.admin import (
@@ -26,17 +36,20 @@ from headway_scheduler.rpc.convert.admin import (
     TENANTS,
     audit_message,
     endpoint_message,
+    moment,
     node_message,
     revision_message,
     scheduling_state,
 )
+from headway_scheduler.rpc.convert.usage import usage_message, usage_query, usage_token
 from headway_scheduler.rpc.paging import check_size, make_token, page_of, read_number, read_token
-from headway_scheduler.store.base import DesiredStore
+from headway_scheduler.store.base import AdminStore, Write
 
-__all__ = ["TOKEN_PREFIX", "AdminService", "FleetView", "new_token", "token_sha256"]
+__all__ = ["AdminService", "FleetView"]
 
-TOKEN_PREFIX: Final = "hw_"  # noqa: S105 -- how tokens start
-"""What every token starts with, so that scanners for leaked secrets can know one."""
+_LONGEST_OVERLAP: Final = timedelta(days=30)
+
+_EVERY_TENANT: Final = f"{names.TENANTS}/-"
 
 Context = Any  # the generated stubs' context, which is both grpc's and grpc.aio's
 
@@ -52,19 +65,26 @@ class FleetView(Protocol):
         """Every endpoint known."""
         ...
 
+    def check_exclusive(self, resource: GpuGroup | Binding) -> None:
+        """Raise GroupNotFree if, with this written, an endpoint were in dedicated groups of two tenants."""
+        ...
+
+    def check_disruption(self, name: str) -> None:
+        """Raise DisruptionBudgetBroken if a model had too few endpoints without this node or endpoint."""
+
+    def lift_ejection(self, endpoint: str) -> None:
+        """Let an endpoint back in that is ejected; nothing else changes."""
+        ...
+
     def forget_node(self, name: str) -> None:
         """Drop a node that is not connected. Raises InUse if it is, UnknownResource if there is none."""
         ...
 
 
-def new_token() -> str:
-    """A random token of 256 bits."""
-    return TOKEN_PREFIX + secrets.token_urlsafe(32)
-
-
-def token_sha256(token: str) -> bytes:
-    """What the store keeps of a token."""
-    return hashlib.sha256(token.encode()).digest()
+def _overlap(value: Duration) -> timedelta:
+    if not 0 <= value.ToMicroseconds() <= _LONGEST_OVERLAP // timedelta(microseconds=1):
+        raise InvalidField("overlap", f"must be 0 to {_LONGEST_OVERLAP.days} days")
+    return timedelta(microseconds=value.ToMicroseconds())
 
 
 class AdminService(AdminServicer):
@@ -73,17 +93,20 @@ class AdminService(AdminServicer):
     def __init__(
         self,
         *,
-        store: DesiredStore,
+        store: AdminStore,
         state: Callable[[], DesiredState],
         refresh: Callable[[], Awaitable[None]],
         check_strategy: Callable[[StrategyConfig], None],
         fleet: FleetView,
         check_model: Callable[[Model], None] = lambda _: None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._store = store
+        self._clock = clock
+        self._closing = asyncio.Lock()
         self._state = state
         self._fleet = fleet
-        self._resources = Resources(store, state, refresh, check_strategy, check_model)
+        self._resources = Resources(store, state, refresh, check_strategy, check_model, fleet.check_exclusive)
 
     # tenants
 
@@ -328,6 +351,24 @@ class AdminService(AdminServicer):
         )
         return pb.RevokeCredentialResponse(credential=CREDENTIALS.to_message(stored))
 
+    async def RotateCredential(
+        self, request: pb.RotateCredentialRequest, context: Context
+    ) -> pb.RotateCredentialResponse:
+        key = CREDENTIALS.key(request.name, "name")
+        overlap = _overlap(request.overlap)
+        token = new_token()
+        digest = token_sha256(token)
+
+        def change(credential: Credential) -> Credential:
+            if credential.revoked:
+                raise InvalidField("name", "is revoked, and stays so; create another")
+            return credential.rotated(digest, self._clock(), overlap)
+
+        stored = await self._resources.modify(Credential, key, write_of("RotateCredential", request), change)
+        if stored.token_sha256 != digest:
+            raise TokenShownOnce(request.name)
+        return pb.RotateCredentialResponse(credential=CREDENTIALS.to_message(stored), token=token)
+
     # nodes and endpoints
 
     async def GetNode(self, request: pb.GetNodeRequest, context: Context) -> pb.GetNodeResponse:
@@ -340,10 +381,10 @@ class AdminService(AdminServicer):
 
     async def SetNodeState(self, request: pb.SetNodeStateRequest, context: Context) -> pb.SetNodeStateResponse:
         self._node(request.name)
+        node = names.parse_name(names.NODES, request.name)
         state = scheduling_state(request.state, "state")
         write = write_of("SetNodeState", request)
-        await self._store.set_node_state(names.parse_name(names.NODES, request.name), state, write)
-        await self._resources.wrote(write)
+        await self._set_state(request, state, write, lambda: self._store.set_node_state(node, state, write))
         return pb.SetNodeStateResponse(node=self._node(request.name, state))
 
     async def DeleteNode(self, request: pb.DeleteNodeRequest, context: Context) -> pb.DeleteNodeResponse:
@@ -377,11 +418,45 @@ class AdminService(AdminServicer):
         self, request: pb.SetEndpointStateRequest, context: Context
     ) -> pb.SetEndpointStateResponse:
         self._endpoint(request.name)
+        endpoint = names.parse_name(names.ENDPOINTS, request.name)
         state = scheduling_state(request.state, "state")
         write = write_of("SetEndpointState", request)
-        await self._store.set_endpoint_state(names.parse_name(names.ENDPOINTS, request.name), state, write)
-        await self._resources.wrote(write)
+        await self._set_state(request, state, write, lambda: self._store.set_endpoint_state(endpoint, state, write))
+        if state is SchedulingState.ACTIVE:
+            self._fleet.lift_ejection(endpoint)
         return pb.SetEndpointStateResponse(endpoint=self._endpoint(request.name, state))
+
+    async def _set_state(
+        self,
+        request: pb.SetNodeStateRequest | pb.SetEndpointStateRequest,
+        state: SchedulingState,
+        write: Write,
+        store: Callable[[], Awaitable[None]],
+    ) -> None:
+        """One after the other: each meets what the one before left of the disruption budgets."""
+        async with self._closing:
+            if state is not SchedulingState.ACTIVE and not request.force:
+                self._fleet.check_disruption(request.name)
+            await store()
+            await self._resources.wrote(write)
+
+    # usage
+
+    async def ListUsage(self, request: pb.ListUsageRequest, context: Context) -> pb.ListUsageResponse:
+        query = usage_query(request, self._clock())
+        tenant = "" if request.parent == _EVERY_TENANT else names.parse_name(names.TENANTS, request.parent, "parent")
+        size = check_size(request.page_size)
+        rows = await self._store.usage(
+            since=query.since,
+            until=query.until,
+            tenant=tenant,
+            model=query.model,
+            interval=query.interval,
+            after=query.after,
+            limit=size + 1,
+        )
+        token = usage_token(query, rows[size - 1]) if len(rows) > size else ""
+        return pb.ListUsageResponse(usage=[usage_message(row) for row in rows[:size]], next_page_token=token)
 
     # the audit trail
 
@@ -390,7 +465,13 @@ class AdminService(AdminServicer):
     ) -> pb.ListAuditEntriesResponse:
         size = check_size(request.page_size)
         before_id = read_number("ListAuditEntries", request.page_token)
-        entries = await self._store.audit(before_id=before_id, limit=size + 1)
+        entries = await self._store.audit(
+            before_id=before_id,
+            limit=size + 1,
+            principal=request.principal,
+            resource=request.resource,
+            since=moment(request.since, "since") if request.HasField("since") else None,
+        )
         token = make_token("ListAuditEntries", str(entries[size - 1].id)) if len(entries) > size else ""
         messages = [audit_message(entry) for entry in entries[:size]]
         return pb.ListAuditEntriesResponse(audit_entries=messages, next_page_token=token)
@@ -399,7 +480,7 @@ class AdminService(AdminServicer):
 
     def _parent_tenant(self, parent: str) -> str:
         """The tenant in `tenants/acme`, empty for `tenants/-`: every tenant."""
-        if parent == f"{names.TENANTS}/-":
+        if parent == _EVERY_TENANT:
             return ""
         tenant = names.parse_name(names.TENANTS, parent, "parent")
         if tenant not in self._state().tenants:

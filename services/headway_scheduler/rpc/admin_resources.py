@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from google.protobuf.message import Message
 
-from headway_scheduler.domain.desired import DesiredState, Model, StrategyConfig
+from headway_scheduler.domain.desired import Binding, DesiredState, GpuGroup, Model, StrategyConfig
 from headway_scheduler.domain.resources import Resource, by_key, key_of, unknown
 from headway_scheduler.errors import DuplicateName, InvalidField, StaleEtag, StoreDown, UnknownResource
 from headway_scheduler.rpc.authentication import current_principal
@@ -51,12 +51,14 @@ class Resources:
         refresh: Callable[[], Awaitable[None]],
         check_strategy: Callable[[StrategyConfig], None],
         check_model: Callable[[Model], None],
+        check_exclusive: Callable[[GpuGroup | Binding], None],
     ) -> None:
         self.store = store
         self.state = state
         self._refresh = refresh
         self._check_strategy = check_strategy
         self._check_model = check_model
+        self._check_exclusive = check_exclusive
 
     def get(self, kind: Kind[R, M], request: Request) -> M:
         """The resource of this name."""
@@ -186,3 +188,5 @@ class Resources:
             self._check_strategy(resource)
         elif isinstance(resource, Model):
             self._check_model(resource)
+        elif isinstance(resource, GpuGroup | Binding):
+            self._check_exclusive(resource)

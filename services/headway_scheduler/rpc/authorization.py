@@ -16,7 +16,7 @@ from headway.telemetry.v1 import telemetry_pb2
 from headway_scheduler.domain.desired import Principal, Role
 from headway_scheduler.errors import NotPermitted
 
-__all__ = ["OPEN", "ROLES", "authorize", "authorize_node"]
+__all__ = ["OPEN", "ROLES", "WHO_AM_I", "authorize", "authorize_node"]
 
 Roles = frozenset[Role]
 
@@ -25,6 +25,10 @@ _AGENTS: Final[Roles] = frozenset({Role.AGENT, Role.ADMIN})
 _READERS: Final[Roles] = frozenset({Role.VIEWER, Role.ADMIN})
 _WATCHERS: Final[Roles] = frozenset({Role.VIEWER, Role.ADMIN, Role.ROUTER})
 _WRITERS: Final[Roles] = frozenset({Role.ADMIN})
+_EVERYONE: Final[Roles] = frozenset(Role)
+
+WHO_AM_I: Final = "/headway.fleet.v1.Fleet/WhoAmI"
+"""Whoever has a credential may ask what it is good for."""
 
 OPEN: Final = ("/grpc.health.v1.Health/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
 """Services that anyone may call: is it alive, and what does it speak."""
@@ -47,6 +51,7 @@ ROLES: Final[Mapping[str, Roles]] = {
     **_each(routing_pb2.DESCRIPTOR.services_by_name["Router"], _ROUTERS),
     **_each(telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"], _AGENTS),
     **_each(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], _WATCHERS),
+    WHO_AM_I: _EVERYONE,
     **_each(external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"], _ROUTERS),
     **_each(ads_pb2.DESCRIPTOR.services_by_name["AggregatedDiscoveryService"], _ROUTERS),
     **_each(external_auth_pb2.DESCRIPTOR.services_by_name["Authorization"], _ROUTERS),

@@ -1,5 +1,6 @@
 """What a data plane needs to route by itself while no scheduler answers."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from headway.routing.v1 import routing_pb2 as pb
@@ -15,9 +16,10 @@ __all__ = ["fail_open_view"]
 def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenView:
     """The endpoints that may be chosen now, each with the tenants, of those this principal may name, that may use it.
 
-    An alias stands beside its model, since nobody resolves it meanwhile.
+    It stands there once for each set of models that any of them may use. An alias stands beside its model, since
+    nobody resolves it meanwhile.
     """
-    fleet, aliases = scheduler.fleet, scheduler.intake.desired.models
+    fleet, catalogue = scheduler.fleet, scheduler.intake.desired.models
     view = pb.FailOpenView()
     with suppress(HeadwayError):  # one that does not exist is nobody's
         view.default_tenant = scheduler.intake.tenant(principal, "").id
@@ -25,14 +27,25 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
         tenants = [tenant for tenant in fleet.tenants_of(endpoint) if principal.may_name(tenant)]
         if not tenants or not fleet.columns.open[endpoint.slot]:
             continue
-        names = [*endpoint.spec.models]
-        for model in endpoint.spec.models:
-            if model in aliases:
-                names.extend(aliases[model].aliases)
-        view.endpoints.add(
-            endpoint=placement_to_proto(endpoint.placement),
-            models=names,
-            tenants=tenants,
-            inflight=int(fleet.columns.inflight[endpoint.slot]),
-        )
+        for models, who in _by_models(scheduler, endpoint.spec.models, tenants).items():
+            view.endpoints.add(
+                endpoint=placement_to_proto(endpoint.placement),
+                models=[
+                    *models,
+                    *(alias for model in models if model in catalogue for alias in catalogue[model].aliases),
+                ],
+                tenants=who,
+                inflight=int(fleet.columns.inflight[endpoint.slot]),
+            )
     return view
+
+
+def _by_models(scheduler: Scheduler, models: Sequence[str], tenants: Sequence[str]) -> dict[tuple[str, ...], list[str]]:
+    """The tenants by which of the models they may use; those that may use none are left out."""
+    intake = scheduler.intake
+    found: dict[tuple[str, ...], list[str]] = {}
+    for tenant in tenants:
+        allowed = tuple(model for model in models if intake.allows(intake.desired.tenants[tenant], model))
+        if allowed:
+            found.setdefault(allowed, []).append(tenant)
+    return found

@@ -10,6 +10,9 @@ from headway.fleet.v1 import fleet_pb2 as pb
 from headway.fleet.v1 import fleet_pb2_grpc
 
 from headway_scheduler.app import Scheduler
+from headway_scheduler.domain.desired import Role
+from headway_scheduler.domain.names import CREDENTIALS, NODES
+from headway_scheduler.rpc.authentication import LOCAL, current_identity
 from headway_scheduler.rpc.convert.fleet import endpoint_to_proto, node_to_proto, status_to_proto
 from headway_scheduler.rpc.paging import page_of
 
@@ -18,6 +21,7 @@ __all__ = ["FleetService"]
 Context = ServicerContext[Any, Any]  # a context of any of the service's messages
 State = pb.NodeState | pb.EndpointState
 _SHORTEST_INTERVAL_MS = 100
+_NAMES_TENANTS = frozenset({Role.ROUTER, Role.ADMIN, Role.TENANT})
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -30,6 +34,21 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """How the scheduler does."""
         return status_to_proto(self._scheduler, self._version)
+
+    async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:  # noqa: N802
+        """What the caller's credential is good for."""
+        identity = current_identity()
+        principal = identity.principal
+        response = pb.WhoAmIResponse(
+            principal=principal.id if principal is LOCAL else f"{CREDENTIALS}/{principal.id}",
+            role=principal.role.value,
+            node=f"{NODES}/{principal.node}" if principal.node else "",
+            tenants=principal.tenants if principal.role in _NAMES_TENANTS else (),
+            shown=identity.shown.value,
+        )
+        if identity.expires is not None:
+            response.expire_time.FromDatetime(identity.expires)
+        return response
 
     async def ListNodes(self, request: pb.ListNodesRequest, context: Context) -> pb.ListNodesResponse:  # noqa: N802
         """Every node, a page at a time."""
@@ -79,8 +98,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
 
 def _ageless(state: State) -> State:
-    """A copy without the age of its sample: that alone is no change."""
+    """A copy without what only time changes: the age of its sample, how long an ejection still lasts."""
     copy = type(state)()
     copy.MergeFrom(state)  # type: ignore[arg-type]  # of the same type, as the line above says
     copy.ClearField("sample_age_ms")
+    if isinstance(copy, pb.EndpointState):
+        copy.ClearField("handicap")
+        if copy.HasField("ejection"):
+            copy.ejection.ClearField("remaining_s")
     return copy

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
@@ -15,8 +16,9 @@ from grpc.aio import AbortError, ServicerContext
 
 from headway_scheduler.domain.desired import Role
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.rpc.authentication import Authenticator, set_principal
+from headway_scheduler.rpc.authentication import Authenticator, Identity, set_identity
 from headway_scheduler.rpc.authorization import OPEN, ROLES, authorize
+from headway_scheduler.rpc.streams import Streams
 
 __all__ = ["DOMAIN", "CallInterceptor", "to_status"]
 
@@ -69,7 +71,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     Handlers find the principal in `authentication.current_principal()`. `roles` is the table of `authorization`,
     extended by whoever serves more methods. `admit_themselves`: paths' beginnings that are left alone, since what is
-    refused there is answered in a way of its own.
+    refused there is answered in a way of its own. `streams` ends those whose credential counts no more.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         authenticator: Authenticator,
         roles: Mapping[str, frozenset[Role]] = ROLES,
         admit_themselves: tuple[str, ...] = (),
+        streams: Streams | None = None,
     ) -> None:
         self._authenticator = authenticator
+        self._streams = streams
         self._roles = roles
         self._left_alone = (*OPEN, *admit_themselves)
         self._wrapped: dict[str, RpcMethodHandler] = {}
@@ -103,6 +107,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _wrap(self, method: str, handler: RpcMethodHandler) -> RpcMethodHandler:
         behavior, make = _parts(handler)
         if inspect.isasyncgenfunction(behavior):
+            wrapped = self._around_generator(method, behavior)
+        elif handler.request_streaming or handler.response_streaming:
             wrapped = self._around_stream(method, behavior)
         else:
             wrapped = self._around_call(method, behavior)
@@ -123,20 +129,34 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return handle
 
     def _around_stream(self, method: str, behavior: Handler) -> Handler:
-        async def handle(request: Any, context: Context) -> AsyncIterator[Any]:  # any method's messages
+        async def handle(request: Any, context: Context) -> Any:  # any method's messages
             try:
-                self._admit(method, context)
-                async for response in behavior(request, context):
-                    yield response
+                with self._opened(self._admit(method, context)):
+                    return await behavior(request, context)
             except Exception as error:
                 await _answer(method, error, context)
 
         return handle
 
-    def _admit(self, method: str, context: Context) -> None:
-        principal = self._authenticator.authenticate_metadata(context.invocation_metadata())
-        authorize(principal, method, self._roles)
-        set_principal(principal)
+    def _around_generator(self, method: str, behavior: Handler) -> Handler:
+        async def handle(request: Any, context: Context) -> AsyncIterator[Any]:  # any method's messages
+            try:
+                with self._opened(self._admit(method, context)):
+                    async for response in behavior(request, context):
+                        yield response
+            except Exception as error:
+                await _answer(method, error, context)
+
+        return handle
+
+    def _opened(self, identity: Identity) -> AbstractContextManager[object]:
+        return nullcontext() if self._streams is None else self._streams.opened(identity)
+
+    def _admit(self, method: str, context: Context) -> Identity:
+        identity = self._authenticator.identify_call(context)
+        authorize(identity.principal, method, self._roles)
+        set_identity(identity)
+        return identity
 
 
 async def _answer(method: str, error: Exception, context: Context) -> NoReturn:

@@ -1,6 +1,8 @@
 """Route and Report as HTTP/JSON: the protos' JSON mapping, for data planes that speak no gRPC (docs/clients.md)."""
 
+import asyncio
 import re
+import time
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -12,14 +14,16 @@ from headway.routing.v1 import routing_pb2 as pb
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal
-from headway_scheduler.errors import HeadwayError, InvalidField, NotPermitted
+from headway_scheduler.errors import HeadwayError, InvalidField, NoCredential, NotPermitted
 from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.authorization import authorize
 from headway_scheduler.rpc.calls import UnaryCalls
 from headway_scheduler.rpc.convert.routing import decision_to_proto
+from headway_scheduler.rpc.failures import Failures
 from headway_scheduler.rpc.http_refusals import api_error
 from headway_scheduler.rpc.interceptors import to_status
+from headway_scheduler.tls import names_in
 
 __all__ = ["TIMEOUT_HEADER", "JsonApi"]
 
@@ -28,6 +32,8 @@ TIMEOUT_HEADER: Final = "X-Headway-Timeout-S"
 
 _ROUTER: Final = f"/{pb.DESCRIPTOR.services_by_name['Router'].full_name}"
 _TOO_DEEP: Final = 100
+_BODY_S: Final = 30.0
+"""How long a body may take to come in."""
 
 M = TypeVar("M", bound=Message)
 
@@ -40,8 +46,12 @@ class JsonApi:
         self._scheduler = scheduler
         self._calls = UnaryCalls(scheduler)
         self._authenticator = Authenticator(
-            lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
+            lambda: scheduler.desired,
+            required=config.credentials_required,
+            clock=lambda: datetime.now(UTC),
+            failures=Failures(config.authentication_failures_per_minute, time.monotonic, scheduler.authentication),
         )
+        self._certificate_required = config.certificate_required
         self._private = config.http_is_private
         self._longest_body = config.max_message_bytes
 
@@ -80,7 +90,14 @@ class JsonApi:
     def _admit(self, request: web.Request, method: str) -> Principal:
         if not self._private:
             raise NotPermitted("beyond loopback, Route and Report over HTTP need http_tls or insecure=true")
-        principal = self._authenticator.authenticate(request.headers.get("Authorization"))
+        certificate = request.get_extra_info("peercert")
+        try:
+            if self._certificate_required and not certificate:
+                raise NoCredential("a client certificate is required")
+            proof = request.headers.get("Authorization") or names_in(certificate) or None
+            principal = self._authenticator.identify(proof).principal
+        except NoCredential as error:
+            raise self._authenticator.refusal(error, request.remote or "") from None
         authorize(principal, f"{_ROUTER}/{method}")
         return principal
 
@@ -90,7 +107,11 @@ class JsonApi:
             raise web.HTTPRequestEntityTooLarge(self._longest_body, request.content_length or 0)
         try:
             # Stricter than Python's own: it lets no half of a surrogate pair through, on which protobuf fails.
-            fields = msgspec.json.decode(await request.read())
+            async with asyncio.timeout(_BODY_S):
+                body = await request.read()
+            fields = msgspec.json.decode(body)
+        except TimeoutError:
+            raise InvalidField("body", f"did not come within {_BODY_S:g} s") from None
         except web.RequestPayloadError:
             raise InvalidField("body", "broke off, or is not encoded as it says") from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):

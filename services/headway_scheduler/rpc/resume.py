@@ -6,7 +6,7 @@ from typing import Final
 from headway.routing.v1 import routing_pb2 as pb
 
 from headway_scheduler.app import Scheduler
-from headway_scheduler.domain.desired import Principal
+from headway_scheduler.domain.desired import Principal, Tenant
 from headway_scheduler.domain.report import Resumed
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import HeadwayError, InvalidField
@@ -52,13 +52,13 @@ class Resumer:
         # Another try may have been faster, and the agent may just have brought the model.
         if (known := self._known(resumed, principal, owner)) is not None:
             return _taken_back(old_id, known)
-        request, _ = request_from_proto(asked, principal, scheduler.intake, old_id, prompt_tokens)
+        request, tenant = request_from_proto(asked, principal, scheduler.intake, old_id, prompt_tokens)
         if endpoint is None or scheduler.ledger.ended(old_id, principal.id) in _OVER:
             return pb.ResumeResult(reservation_id=old_id, status=pb.RESUME_STATUS_ENDPOINT_GONE)
         usable = scheduler.fleet.candidates(request.tenant, request.model, "")
         if not any(endpoint.slot in slots for slots in usable):
             raise InvalidField("endpoint", f"{endpoint.id!r} is none that {request.tenant!r} may use for the model")
-        return _recreated(old_id, self._restored(request, owner, endpoint, resumed).id)
+        return _recreated(old_id, self._restored(request, tenant, owner, endpoint, resumed).id)
 
     def _known(self, resumed: Resumed, principal: Principal, owner: Owner) -> Reservation | None:
         """The live reservation of this id, taken over by `owner`. Raises InvalidField if it is another principal's."""
@@ -73,12 +73,17 @@ class Resumer:
             ledger.first_token(known, now)
         return known
 
-    def _restored(self, request: Request, owner: Owner, endpoint: Endpoint, resumed: Resumed) -> Reservation:
+    def _restored(
+        self, request: Request, tenant: Tenant, owner: Owner, endpoint: Endpoint, resumed: Resumed
+    ) -> Reservation:
         """Count it again; a retry of its request that came before it is the same request."""
         scheduler, now = self._scheduler, self._scheduler.clock()
         reservation = scheduler.ledger.by_request.get((owner.principal, request.tenant, request.request_id))
         if reservation is None:
-            reservation = scheduler.dispatcher.restore(request, owner, endpoint, resumed.matched_tokens, now)
+            matched, alone = resumed.matched_tokens, resumed.fail_open
+            reservation = scheduler.dispatcher.restore(request, tenant, owner, endpoint, matched, now, fail_open=alone)
+            if alone:
+                scheduler.count_fail_open(request)
         else:
             scheduler.ledger.adopt(reservation, owner, now)
         if resumed.first_token_seen:

@@ -1,8 +1,8 @@
 """The Router service: which endpoint serves a request, and what came of it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
 
 from google.rpc import status_pb2
 from grpc.aio import ServicerContext
@@ -22,14 +22,22 @@ from headway_scheduler.rpc.route_stream import RouteStreamSession
 
 __all__ = ["RouterService"]
 
+_MAX_KEYS: Final = 1000
+_KEYS_VALID_S: Final = 2.0
+"""So long a revoked key may still be taken by a data plane that remembers it."""
+
 Context = ServicerContext[Any, Any]  # a context of any of the service's messages
 
 
 class RouterService(routing_pb2_grpc.RouterServicer):
-    """Answers data planes. A unary caller's reservations belong to its principal and live by TTL."""
+    """Answers data planes. A unary caller's reservations belong to its principal and live by TTL.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    `tenant_of`: the tenant of an end user's key, by the key's SHA-256; empty: none.
+    """
+
+    def __init__(self, scheduler: Scheduler, tenant_of: Callable[[bytes], str]) -> None:
         self._scheduler = scheduler
+        self._tenant_of = tenant_of
         self._calls = UnaryCalls(scheduler)
         self._resumer = Resumer(scheduler)
 
@@ -60,6 +68,20 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         owner = self._calls.owner(principal)
         results = [self._resumer.resume(each, principal, owner) for each in request.reservations]
         return pb.ResumeResponse(results=await asyncio.gather(*results))
+
+    async def IdentifyKeys(  # noqa: N802
+        self, request: pb.IdentifyKeysRequest, context: Context
+    ) -> pb.IdentifyKeysResponse:
+        """Say which tenants end users' keys are of, as far as the caller may name them."""
+        if len(request.key_sha256) > _MAX_KEYS:
+            raise InvalidField("key_sha256", f"{len(request.key_sha256)} are more than {_MAX_KEYS}")
+        principal = current_principal()
+        response = pb.IdentifyKeysResponse()
+        response.valid_for.FromNanoseconds(int(_KEYS_VALID_S * 1e9))
+        for key_sha256 in request.key_sha256:
+            tenant = self._tenant_of(key_sha256)
+            response.identities.add(tenant=tenant if principal.may_name(tenant) else "")
+        return response
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:  # noqa: N802
         """The whole table for a request; nothing is reserved."""

@@ -24,10 +24,23 @@ from headway_scheduler.rpc.convert.telemetry import (
     sample_from_proto,
     spec_from_proto,
 )
+from headway_scheduler.rpc.streams import FIRST_WORD_S
 
 __all__ = ["TelemetryService"]
 
 log = structlog.get_logger()
+
+
+async def _spoken(messages: AsyncIterator[pb.ConnectRequest]) -> AsyncIterator[pb.ConnectRequest]:
+    """The messages, of which the first must come within `FIRST_WORD_S`. Raises InvalidField."""
+    try:
+        first = await asyncio.wait_for(anext(messages, None), FIRST_WORD_S)
+    except TimeoutError:
+        raise InvalidField("hello", f"did not come within {FIRST_WORD_S:g} s") from None
+    if first is not None:
+        yield first
+        async for message in messages:
+            yield message
 
 
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
@@ -44,7 +57,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         node: Node | None = None
         connection, draining, resync_asked = 0, False, False
         try:
-            async for message in request_iterator:
+            async for message in _spoken(request_iterator):
                 kind = message.WhichOneof("message")
                 if kind == "hello":
                     if node is not None and node.id != message.hello.node:
@@ -129,7 +142,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                 if spec.id in node.endpoints:
                     fleet.remove_endpoint(spec.id)
             else:
-                fleet.put_endpoint(node, spec)
+                fleet.put_endpoint(node, spec, self._scheduler.clock())
             log.info("endpoint_changed", endpoint=spec.id, removed=message.endpoint_change.removed, ready=spec.ready)
         elif kind == "kv_events":
             self._kv_events(node, message.kv_events, "kv_events")

@@ -12,10 +12,11 @@ from typing import Protocol, TypeVar
 from headway_scheduler.domain.desired import AuditEntry, DesiredState, StrategyRevision
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.resources import Resource
-from headway_scheduler.domain.usage import Usage
+from headway_scheduler.domain.usage import Interval, Usage
 from headway_scheduler.errors import StoreDown
 
 __all__ = [
+    "AdminStore",
     "DesiredStore",
     "LeaderLock",
     "LearnedStore",
@@ -91,8 +92,19 @@ class DesiredStore(Protocol):
         """Cordon, drain or uncordon an endpoint."""
         ...
 
-    async def audit(self, *, before_id: int | None, limit: int) -> Sequence[AuditEntry]:
-        """Audit entries with an id below `before_id`, newest first."""
+    async def audit(
+        self,
+        *,
+        before_id: int | None,
+        limit: int,
+        principal: str = "",
+        resource: str = "",
+        since: datetime | None = None,
+    ) -> Sequence[AuditEntry]:
+        """Audit entries with an id below `before_id`, newest first; only those of a principal, a resource, a time.
+
+        A resource stands for what is below it, too: `tenants/acme` for its bindings, `tenants` for all of them.
+        """
         ...
 
 
@@ -115,13 +127,37 @@ class LearnedStore(Protocol):
 class UsageStore(Protocol):
     """What tenants consumed. Every method may raise StoreDown."""
 
-    async def record_usage(self, rows: Sequence[Usage]) -> None:
-        """Add these amounts to what is recorded for their tenant, model and minute, all or nothing."""
+    async def record_usage(self, rows: Sequence[Usage], batch: str = "") -> None:
+        """Add these amounts to what is recorded for their tenant, model and minute, all or nothing.
+
+        A `batch` (an id) that was added within the last day adds nothing again: a lost answer may be tried again.
+        """
         ...
 
-    async def usage(self, *, since: datetime, until: datetime, tenant: str = "") -> Sequence[Usage]:
-        """Usage in minutes of [since, until), of one tenant or of all, by minute, tenant and model."""
+    async def usage(
+        self,
+        *,
+        since: datetime,
+        until: datetime,
+        tenant: str = "",
+        model: str = "",
+        interval: Interval = Interval.MINUTE,
+        after: tuple[datetime, str, str] | None = None,
+        limit: int | None = None,
+    ) -> Sequence[Usage]:
+        """Usage in minutes of [since, until), of one tenant and model or of all, added up by interval.
+
+        By interval (of UTC), tenant and model; only what comes `after` such a key, and no more than `limit` of it.
+        """
         ...
+
+    async def forget_usage(self, before: datetime) -> int:
+        """Delete the usage of earlier minutes; returns how many rows it was."""
+        ...
+
+
+class AdminStore(DesiredStore, UsageStore, Protocol):
+    """What the Admin service reads and writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,23 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import ColumnElement, Row, Table, and_, delete, func, insert, or_, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Row,
+    Table,
+    Text,
+    and_,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -26,8 +42,8 @@ from headway_scheduler.domain.desired import (
 )
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.resources import key_of, name_of, noun_of, resource_name, unknown
-from headway_scheduler.domain.usage import Usage
-from headway_scheduler.errors import DuplicateName, HeadwayError, InUse, InvalidField, StaleEtag, Standby
+from headway_scheduler.domain.usage import Interval, Usage
+from headway_scheduler.errors import DuplicateName, GroupNotFree, HeadwayError, InUse, InvalidField, StaleEtag, Standby
 from headway_scheduler.store import schema
 from headway_scheduler.store.base import Resource, Write
 from headway_scheduler.store.connection import Availability, Database
@@ -116,12 +132,27 @@ class PostgresStore:
             raise unknown(StrategyConfig, strategy)
         return [StrategyRevision(resource_of(StrategyConfig, row.config), row.create_time, row.author) for row in rows]
 
-    async def audit(self, *, before_id: int | None, limit: int) -> Sequence[AuditEntry]:
+    async def audit(
+        self,
+        *,
+        before_id: int | None,
+        limit: int,
+        principal: str = "",
+        resource: str = "",
+        since: datetime | None = None,
+    ) -> Sequence[AuditEntry]:
         """Audit entries with an id below `before_id`, newest first."""
         table = schema.audit
         query = select(table).order_by(table.c.id.desc()).limit(limit)
         if before_id is not None:
             query = query.where(table.c.id < before_id)
+        if principal:
+            query = query.where(table.c.principal == principal)
+        if resource:
+            below = table.c.resource.startswith(f"{resource.rstrip('/')}/", autoescape=True)
+            query = query.where(or_(table.c.resource == resource, below))
+        if since is not None:
+            query = query.where(table.c.time >= since)
         rows = await self._database.read(lambda connection: _all(connection, query))
         return [AuditEntry(**row._mapping) for row in rows]
 
@@ -212,8 +243,8 @@ class PostgresStore:
         await self._database.write(lambda connection: _execute(connection, statement))
         return (await self.load_learned())[key]
 
-    async def record_usage(self, rows: Sequence[Usage]) -> None:
-        """Add these amounts, all or nothing."""
+    async def record_usage(self, rows: Sequence[Usage], batch: str = "") -> None:
+        """Add these amounts, all or nothing, and a batch only once."""
         table = schema.usage
         summed: dict[tuple[str, str, datetime], dict[str, Any]] = {}
         for row in rows:
@@ -229,17 +260,55 @@ class PostgresStore:
             index_elements=list(table.primary_key.columns),
             set_={amount: table.c[amount] + statement.excluded[amount] for amount in _AMOUNTS},
         )
-        await self._database.write(lambda connection: _execute(connection, statement))
 
-    async def usage(self, *, since: datetime, until: datetime, tenant: str = "") -> Sequence[Usage]:
-        """Usage in minutes of [since, until)."""
+        async def work(connection: AsyncConnection) -> None:
+            if await _is_new(connection, batch):
+                await connection.execute(statement)
+
+        await self._database.write(work)
+
+    async def usage(
+        self,
+        *,
+        since: datetime,
+        until: datetime,
+        tenant: str = "",
+        model: str = "",
+        interval: Interval = Interval.MINUTE,
+        after: tuple[datetime, str, str] | None = None,
+        limit: int | None = None,
+    ) -> Sequence[Usage]:
+        """Usage in minutes of [since, until), added up by interval."""
         table = schema.usage
-        query = select(table).where(table.c.minute >= since, table.c.minute < until)
-        if tenant:
-            query = query.where(table.c.tenant == tenant)
-        query = query.order_by(table.c.minute, table.c.tenant, table.c.model)
+        start: Any = (  # an expression of a time
+            literal(since, table.c.minute.type)
+            if interval is Interval.TOTAL
+            else func.date_trunc(literal(interval.value, Text), table.c.minute, literal("UTC", Text))
+        )
+        amounts = [func.sum(table.c[amount]).cast(BigInteger).label(amount) for amount in _AMOUNTS]
+        summed = (
+            select(start.label("minute"), table.c.tenant, table.c.model, *amounts)
+            .where(table.c.minute >= since, table.c.minute < until)
+            .where(*([table.c.tenant == tenant] if tenant else []), *([table.c.model == model] if model else []))
+            .group_by(text("1"), table.c.tenant, table.c.model)
+            .subquery()
+        )
+        key = (summed.c.minute, summed.c.tenant, summed.c.model)
+        query = select(summed).order_by(*key).limit(limit)
+        if after is not None:
+            seen = [literal(part, column.type) for part, column in zip(after, key, strict=True)]
+            query = query.where(tuple_(*key) > tuple_(*seen))
         rows = await self._database.read(lambda connection: _all(connection, query))
         return [Usage(**row._mapping) for row in rows]
+
+    async def forget_usage(self, before: datetime) -> int:
+        """Delete the usage of earlier minutes."""
+        statement = delete(schema.usage).where(schema.usage.c.minute < before)
+
+        async def work(connection: AsyncConnection) -> int:
+            return (await connection.execute(statement)).rowcount
+
+        return await self._database.write(work)
 
     async def _save(self, resource: R, write: Write, change: "Callable[[_Step], Awaitable[R]]") -> R:
         kind = type(resource)
@@ -281,7 +350,25 @@ class PostgresStore:
         await self._database.write(work, keep=not write.validate_only)
 
 
-_AMOUNTS: Final = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
+_AMOUNTS: Final = (
+    "requests",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "refusals",
+    "failures",
+    "fail_open",
+)
+
+
+async def _is_new(connection: AsyncConnection, batch: str) -> bool:
+    """Remember a batch of usage, and forget those that nobody sends again; False if it was added before."""
+    if not batch:
+        return True
+    table = schema.usage_batches
+    await connection.execute(delete(table).where(table.c.create_time < func.now() - _REMEMBERED_FOR))
+    added = upsert(table).values(batch=batch, create_time=func.now()).on_conflict_do_nothing().returning(table.c.batch)
+    return (await connection.execute(added)).one_or_none() is not None
 
 
 class _Step:
@@ -329,6 +416,8 @@ class _Step:
         _keep_defaults(before)
         if isinstance(before, Tenant):
             await self._release_credentials(before.id, force=force)
+        elif isinstance(before, GpuGroup):
+            await _check_no_split(self.connection, before)
         if force:
             await self._remove_dependents(before)
         shape = SHAPES[type(before)]
@@ -503,6 +592,7 @@ async def _check(connection: AsyncConnection, resource: Resource) -> None:
         await _check_dedicated(connection, resource)
     elif isinstance(resource, Model):
         await _check_model_names(connection, resource)
+        await _check_splits(connection, resource)
     elif isinstance(resource, Credential):
         await _check_tenants(connection, resource)
 
@@ -515,7 +605,23 @@ async def _check_dedicated(connection: AsyncConnection, binding: Binding) -> Non
     other = (await connection.execute(query.limit(1))).scalar_one_or_none()
     if other is not None:
         user = resource_name(Binding, f"{other}/{binding.group}")
-        raise InUse(resource_name(GpuGroup, binding.group), user)
+        field = "binding.mode" if binding.mode is BindingMode.DEDICATED else "binding.gpu_group"
+        raise GroupNotFree(resource_name(GpuGroup, binding.group), user, field)
+
+
+async def _check_splits(connection: AsyncConnection, model: Model) -> None:
+    named = {split.group for split in model.splits if split.group}
+    query = select(schema.gpu_groups.c.id).where(schema.gpu_groups.c.id.in_(named))
+    known = set((await connection.execute(query)).scalars()) if named else set()
+    for split in model.splits:
+        if split.group and split.group not in known:
+            raise unknown(GpuGroup, split.group, f"model.splits.{split.name}.gpu_group")
+
+
+async def _check_no_split(connection: AsyncConnection, group: GpuGroup) -> None:
+    for model in await _every(connection, Model):
+        if any(split.group == group.id for split in model.splits):
+            raise InUse(name_of(group), f"a split of {name_of(model)}")
 
 
 async def _check_model_names(connection: AsyncConnection, model: Model) -> None:

@@ -11,10 +11,12 @@ from headway_scheduler.domain.desired import (
     Binding,
     BindingMode,
     Credential,
+    DisruptionBudget,
     GpuGroup,
     Model,
     Quotas,
     Role,
+    Split,
     StoredMeta,
     StrategyBinding,
     StrategyConfig,
@@ -63,13 +65,24 @@ def _tenant_row(tenant: Tenant) -> Values:
         "tokens_per_minute": tenant.quotas.tokens_per_minute,
         "max_inflight": tenant.quotas.max_inflight,
         "models": list(tenant.models),
+        "adapters": list(tenant.adapters),
+        "model_quotas": msgspec.to_builtins(tenant.model_quotas),
     }
 
 
 def _tenant(row: Row[Any], meta: StoredMeta) -> Tenant:
     quotas = Quotas(row.requests_per_minute, row.tokens_per_minute, row.max_inflight)
     return Tenant(
-        row.id, row.display_name, row.isolation_domain, row.weight, row.priority, quotas, tuple(row.models), meta
+        row.id,
+        row.display_name,
+        row.isolation_domain,
+        row.weight,
+        row.priority,
+        quotas,
+        tuple(row.models),
+        tuple(row.adapters),
+        msgspec.convert(row.model_quotas, dict[str, Quotas]),
+        meta,
     )
 
 
@@ -111,11 +124,23 @@ def _model_row(model: Model) -> Values:
         "tokenizer": model.tokenizer,
         "max_context_tokens": model.max_context_tokens,
         "discovered": model.discovered,
+        "splits": {split.name: msgspec.to_builtins(split) for split in model.splits},
+        "min_available": model.disruption_budget.min_available,
+        "min_available_share": model.disruption_budget.min_available_share,
     }
 
 
 def _model(row: Row[Any], meta: StoredMeta) -> Model:
-    return Model(row.id, tuple(row.aliases), row.tokenizer, row.max_context_tokens, row.discovered, meta)
+    return Model(
+        row.id,
+        tuple(row.aliases),
+        row.tokenizer,
+        row.max_context_tokens,
+        row.discovered,
+        tuple(msgspec.convert(row.splits[name], Split) for name in sorted(row.splits)),
+        DisruptionBudget(row.min_available, row.min_available_share),
+        meta,
+    )
 
 
 def _strategy_row(strategy: StrategyConfig) -> Values:
@@ -171,6 +196,9 @@ def _credential_row(credential: Credential) -> Values:
         "tenants": list(credential.tenants),
         "expire_time": credential.expire_time,
         "revoked": credential.revoked,
+        "certificate_identity": credential.certificate_identity or None,
+        "previous_token_sha256": credential.previous_token_sha256 or None,
+        "previous_expire_time": credential.previous_expire_time,
     }
 
 
@@ -183,6 +211,9 @@ def _credential(row: Row[Any], meta: StoredMeta) -> Credential:
         tuple(row.tenants),
         row.expire_time,
         row.revoked,
+        row.certificate_identity or "",
+        bytes(row.previous_token_sha256 or b""),
+        row.previous_expire_time,
         meta,
     )
 
@@ -220,7 +251,8 @@ def audit_document(resource: Resource | None) -> Values | None:
     if resource is None:
         return None
     made = document(resource)
-    made.pop("token_sha256", None)
+    for secret in ("token_sha256", "previous_token_sha256"):
+        made.pop(secret, None)
     return made
 
 

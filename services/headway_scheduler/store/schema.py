@@ -41,6 +41,7 @@ __all__ = [
     "strategy_revisions",
     "tenants",
     "usage",
+    "usage_batches",
 ]
 
 metadata = MetaData(
@@ -94,6 +95,9 @@ tenants = Table(
     _whole("tokens_per_minute"),
     _whole("max_inflight"),
     _texts("models"),
+    # New columns have a default: a scheduler of the version before writes rows without them.
+    Column("adapters", ARRAY(Text), nullable=False, server_default="{}"),
+    Column("model_quotas", JSONB, nullable=False, server_default="{}"),
     *_stored(),
     PrimaryKeyConstraint("id"),
     CheckConstraint("weight > 0", name="weight"),
@@ -139,9 +143,13 @@ models = Table(
     _text("tokenizer"),
     _whole("max_context_tokens"),
     _flag("discovered"),
+    Column("splits", JSONB, nullable=False, server_default="{}"),
+    Column("min_available", BigInteger, nullable=False, server_default="0"),
+    Column("min_available_share", Double, nullable=False, server_default="0"),
     *_stored(),
     PrimaryKeyConstraint("id"),
     CheckConstraint("max_context_tokens >= 0", name="max_context_tokens"),
+    CheckConstraint("min_available >= 0 AND min_available_share BETWEEN 0 AND 1", name="disruption_budget"),
 )
 
 strategies = Table(
@@ -210,11 +218,18 @@ credentials = Table(
     _texts("tenants"),
     Column("expire_time", DateTime(timezone=True)),
     _flag("revoked"),
+    Column("certificate_identity", Text),
+    Column("previous_token_sha256", LargeBinary),
+    Column("previous_expire_time", DateTime(timezone=True)),
     *_stored(),
     PrimaryKeyConstraint("id"),
     UniqueConstraint("token_sha256"),
-    CheckConstraint("role IN ('agent', 'router', 'admin', 'viewer')", name="role"),
+    UniqueConstraint("previous_token_sha256"),
+    UniqueConstraint("certificate_identity"),
+    CheckConstraint("role IN ('agent', 'router', 'admin', 'viewer', 'tenant')", name="role"),
     CheckConstraint("length(token_sha256) = 32", name="token_sha256"),
+    CheckConstraint("length(previous_token_sha256) = 32", name="previous_token_sha256"),
+    CheckConstraint("(previous_token_sha256 IS NULL) = (previous_expire_time IS NULL)", name="previous_expire_time"),
 )
 
 node_states = Table("node_states", metadata, _text("node"), _text("state"), PrimaryKeyConstraint("node"))
@@ -294,6 +309,19 @@ usage = Table(
     _whole("prompt_tokens"),
     _whole("cached_tokens"),
     _whole("completion_tokens"),
+    Column("refusals", BigInteger, nullable=False, server_default="0"),
+    Column("failures", BigInteger, nullable=False, server_default="0"),
+    Column("fail_open", BigInteger, nullable=False, server_default="0"),
     PrimaryKeyConstraint("tenant", "model", "minute"),
     Index(None, "minute"),
+)
+
+# The batches of usage added, for a day: one whose answer was lost is sent again, and added once.
+usage_batches = Table(
+    "usage_batches",
+    metadata,
+    _text("batch"),
+    _moment("create_time"),
+    PrimaryKeyConstraint("batch"),
+    Index(None, "create_time"),
 )

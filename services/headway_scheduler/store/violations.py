@@ -60,10 +60,13 @@ _CHECKS: Final[Mapping[str, tuple[str, str]]] = {
     "ck_bindings_mode": ("binding.mode", "must be dedicated, shared or burst"),
     "ck_bindings_weight": ("binding.weight", "must be > 0"),
     "ck_models_max_context_tokens": ("model.max_context_tokens", "must be >= 0"),
+    "ck_models_disruption_budget": ("model.disruption_budget", "must be >= 0, its share at most 1"),
     "ck_strategies_time_budget_us": ("strategy.time_budget_us", "must be >= 0"),
     "ck_strategy_bindings_scope": ("strategy_binding.gpu_group", "cannot be combined with a tenant or a model"),
-    "ck_credentials_role": ("credential.role", "must be agent, router, admin or viewer"),
+    "ck_credentials_role": ("credential.role", "must be agent, router, admin, viewer or tenant"),
     "ck_credentials_token_sha256": ("credential.token_sha256", "must be 32 bytes"),
+    "ck_credentials_previous_token_sha256": ("credential.previous_token_sha256", "must be 32 bytes"),
+    "ck_credentials_previous_expire_time": ("credential.previous_expire_time", "goes with a previous token"),
 }
 
 
@@ -83,8 +86,10 @@ def broken_by_write(constraint: str, resource: Resource) -> HeadwayError | None:
     kind = type(resource)
     if constraint == _PRIMARY_KEYS[kind]:
         return DuplicateName(name_of(resource))
-    if constraint == "uq_credentials_token_sha256":
+    if constraint in ("uq_credentials_token_sha256", "uq_credentials_previous_token_sha256"):
         return InvalidField("credential.token_sha256", "another credential has this token")
+    if constraint == "uq_credentials_certificate_identity":
+        return InvalidField("credential.certificate_identity", "another credential has this identity")
     if constraint == "uq_strategy_bindings_scope":
         return InUse(f"the scope of {name_of(resource)}", "another strategy binding")
     if reference := _REFERENCES.get(constraint):

@@ -21,8 +21,8 @@ from pydantic import Field
 
 from headway_scheduler.domain.request import Request
 from headway_scheduler.learning.priors import FREE_TOKENS
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
-from headway_scheduler.strategies.pricing import COST, NONE, PREFILL, TTFT, price
+from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.pricing import COST, NONE, PREFILL, STEPS_SEEN, TTFT, price
 
 __all__ = ["Adaptive"]
 
@@ -53,7 +53,7 @@ class Adaptive:
     name: ClassVar[str] = "adaptive"
     parameters_type: ClassVar[type[Parameters]] = AdaptiveParameters
     classic: ClassVar[bool] = False
-    guards: ClassVar[frozenset[SoftGuard]] = frozenset({SoftGuard.HEAT, SoftGuard.KV_ROOM})
+    guards: ClassVar[frozenset[SoftGuard]] = SLOWED_DOWN | {SoftGuard.KV_ROOM}
 
     def __init__(self, parameters: AdaptiveParameters) -> None:
         self.parameters = parameters
@@ -95,4 +95,8 @@ class Adaptive:
             self.parameters.replication,
             found,
         )
+        if c.handicapped:  # seldom; the phantom requests cost what real ones do, and make no TTFT longer
+            step_ms = view.read(c.ctx_ms) * request.prompt_tokens + view.read(c.tok_ms)
+            delays = self.parameters.externality * found[PREFILL] + STEPS_SEEN * step_ms
+            found[COST] += delays * view.read(c.handicap)
         return Costs(found[COST], found[TTFT], found[PREFILL])

@@ -17,7 +17,7 @@ from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import Columns, FloatColumn, Place, Slots
 from headway_scheduler.index.demand import Asked
 
-__all__ = ["BindsLate", "Costs", "Parameters", "SoftGuard", "Strategy", "Tentative", "View"]
+__all__ = ["SLOWED_DOWN", "BindsLate", "Costs", "Parameters", "SoftGuard", "Strategy", "Tentative", "View"]
 
 BoolColumn = npt.NDArray[np.bool_]
 _NOBODY: Final[Asked] = (np.zeros(0), np.zeros(0))
@@ -30,8 +30,17 @@ class SoftGuard(StrEnum):
     __hash__ = str.__hash__  # an enumeration's own is Python code, and this one is looked up at every decision
 
     HEAT = "heat"
+    """A device is above its slowdown temperature."""
+    THROTTLE = "throttle"
+    """A device says that its hardware slows it down."""
+    POWER_BRAKE = "power_brake"
+    """A device says that something outside it, such as its power supply, slows it down."""
     MEMORY_PRESSURE = "memory_pressure"
     KV_ROOM = "kv_room"
+
+
+SLOWED_DOWN: Final = frozenset({SoftGuard.HEAT, SoftGuard.THROTTLE, SoftGuard.POWER_BRAKE})
+"""The guards that say that a device is slower than it should be."""
 
 
 class Parameters(BaseModel):
@@ -131,10 +140,10 @@ class View:
 
     @property
     def inflight(self) -> FloatColumn:
-        """Requests in flight: our reservations, what the engine has beyond them, and those tentatively placed."""
+        """Requests in flight: our reservations, what the engine has beyond them, handicaps, and tentative ones."""
         found = self._inflight
         if found is None:
-            found = self.read(self._columns.inflight) + self.read(self._columns.external)
+            found = self.read(self._columns.inflight) + self._beyond()
             if self._tentative is not None:
                 found = found + self.read(self._tentative.inflight)
             self._inflight = found
@@ -143,14 +152,14 @@ class View:
     @property
     def weighted_inflight(self) -> FloatColumn:
         """In flight, each counted by its task weight, 1 to 3; those of others count 1."""
-        found: FloatColumn = self.read(self._columns.weight_micro) / 1e6 + self.read(self._columns.external)
-        return found
+        weights = self.read(self._columns.weight_micro) / 1e6
+        return weights + self._beyond(weights)
 
     @property
     def uncapped_inflight(self) -> FloatColumn:
         """In flight, each counted by its task weight as learned, however much; those of others count 1."""
-        found: FloatColumn = self.read(self._columns.uncapped_micro) / 1e6 + self.read(self._columns.external)
-        return found
+        weights = self.read(self._columns.uncapped_micro) / 1e6
+        return weights + self._beyond(weights)
 
     @property
     def queued_prefill_ms(self) -> FloatColumn:
@@ -255,6 +264,14 @@ class View:
     def similar(self) -> BoolColumn:
         """Does it hold the nearest similar fingerprint?"""
         return self._find_similar(self.slots)
+
+    def _beyond(self, weights: FloatColumn | None = None) -> FloatColumn:
+        """What counts as in flight beyond our reservations; a handicap's requests weigh what the others do."""
+        columns, found = self._columns, self.read(self._columns.external)
+        if not columns.handicapped:
+            return found
+        handicap, here = self.read(columns.handicap), float(self.read(columns.inflight).sum())
+        return found + (handicap if weights is None or not here else handicap * (float(weights.sum()) / here))
 
     def random(self) -> FloatColumn:
         """A fresh random number in [0, 1) a candidate."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard, View
 
 __all__ = ["GlobalLeastRequest", "WeightMode"]
 
@@ -38,7 +38,7 @@ class GlobalLeastRequest:
     name: ClassVar[str] = "global_least_request"
     parameters_type: ClassVar[type[Parameters]] = GlobalLeastRequestParameters
     classic: ClassVar[bool] = False
-    guards: ClassVar[frozenset[SoftGuard]] = frozenset({SoftGuard.HEAT})
+    guards: ClassVar[frozenset[SoftGuard]] = SLOWED_DOWN
 
     def __init__(self, parameters: GlobalLeastRequestParameters) -> None:
         self.parameters = parameters

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import FloatColumn
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard, View
 
 __all__ = ["GpuAware"]
 
@@ -32,7 +32,7 @@ class GpuAware:
     name: ClassVar[str] = "gpu_aware"
     parameters_type: ClassVar[type[Parameters]] = GpuAwareParameters
     classic: ClassVar[bool] = False
-    guards: ClassVar[frozenset[SoftGuard]] = frozenset({SoftGuard.HEAT, SoftGuard.MEMORY_PRESSURE})
+    guards: ClassVar[frozenset[SoftGuard]] = SLOWED_DOWN | {SoftGuard.MEMORY_PRESSURE}
 
     def __init__(self, parameters: GpuAwareParameters) -> None:
         self.parameters = parameters

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard, View
 
 __all__ = ["PrefixMatch"]
 
@@ -29,7 +29,7 @@ class PrefixMatch:
     name: ClassVar[str] = "prefix_match"
     parameters_type: ClassVar[type[Parameters]] = PrefixMatchParameters
     classic: ClassVar[bool] = False
-    guards: ClassVar[frozenset[SoftGuard]] = frozenset({SoftGuard.HEAT})
+    guards: ClassVar[frozenset[SoftGuard]] = SLOWED_DOWN
 
     def __init__(self, parameters: PrefixMatchParameters) -> None:
         self.parameters = parameters

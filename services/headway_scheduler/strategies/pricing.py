@@ -11,7 +11,7 @@ import numpy as np
 from headway_scheduler.compiling import compiled
 from headway_scheduler.fleet.columns import FloatColumn, FloatMatrix, IntColumn, Slots
 
-__all__ = ["COST", "NONE", "PREFILL", "TTFT", "at_depth", "invested_by_depth", "price"]
+__all__ = ["COST", "NONE", "PREFILL", "STEPS_SEEN", "TTFT", "at_depth", "invested_by_depth", "price"]
 
 COST: Final = 0
 TTFT: Final = 1
@@ -19,7 +19,7 @@ PREFILL: Final = 2
 """Rows of what `price` finds."""
 NONE: Final = np.zeros(0)
 """Nothing of the kind anywhere."""
-_STEPS_SEEN: Final = 1.5
+STEPS_SEEN: Final = 1.5
 """Steps that a request meets before its first token: its own, and half of the one it arrives in."""
 
 _INTS: Final = ", ".join(["int64[::1]"] * 5)
@@ -112,7 +112,7 @@ def price(
         ttft = max(0.0, queued_ms + work - free) + step * (steps + 0.5 * busy)
         if len(transfer_ms):
             ttft, prefill = ttft + transfer_ms[number], prefill + transfer_ms[number]
-        delays = externality * prefill + _STEPS_SEEN * (ctx * prompt_tokens + tok)
+        delays = externality * prefill + STEPS_SEEN * (ctx * prompt_tokens + tok)
         cost = ttft + delays * here
         if everything > 0.0:
             cost -= tok * min(everything - at_depth(held[number], depths, invested), uncached)

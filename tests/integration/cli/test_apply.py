@@ -133,7 +133,7 @@ def test_what_the_scheduler_refuses_is_told_all_at_once_and_nothing_is_applied(h
 
 
 def test_a_change_that_one_before_it_makes_room_for_is_applied(headway, write):
-    """Alone, each second change would be refused: IN_USE."""
+    """Alone, each second change would be refused: GROUP_NOT_FREE, IN_USE."""
     headway.run("groups", "create", "gold")
     for tenant in ("acme", "globex"):
         headway.run("tenants", "create", tenant)
@@ -152,6 +152,19 @@ def test_a_change_that_one_before_it_makes_room_for_is_applied(headway, write):
     assert said.startswith("models/a updated (aliases)\nmodels/b updated (aliases)\n")
     assert "tenants/globex/bindings/gold created\n" in said
     assert said.endswith("strategyBindings/a updated (tenant)\nstrategyBindings/b updated (tenant)\n")
+
+
+def test_an_endpoint_that_one_before_it_gives_up_is_free(headway, write, fleet):
+    """Two dedicated groups meet in an endpoint; the file makes one of them smaller, and then binds the other."""
+    text = "kind: GpuGroup\nname: gold\nendpoints: [{}]\n---\nkind: GpuGroup\nname: all-of-it\nnodes: [gpu-7]\n---\n"
+    text += "kind: Tenant\nname: acme\n---\nkind: Tenant\nname: beta\n---\n"
+    text += "kind: Binding\nname: acme/gold\nmode: dedicated\n"
+    more = "---\nkind: Binding\nname: beta/all-of-it\nmode: dedicated\n"
+    headway.run("apply", "-f", write(text.format("10.0.0.7:8000@0")))
+    said = headway.error("apply", "-f", write(text.format("10.0.0.7:8000@0") + more))
+    assert "GROUP_NOT_FREE" in said
+    assert "its endpoint '10.0.0.7:8000@0' is 'acme''s alone" in said
+    assert "tenants/beta/bindings/all-of-it created" in headway.text("apply", "-f", write(text.format("") + more))
 
 
 def test_a_change_in_between_is_not_overwritten(headway, write, monkeypatch):

@@ -190,13 +190,16 @@ def test_nodes_and_endpoints_are_cordoned_drained_and_uncordoned(headway, fleet)
     assert headway.text("nodes", "cordon", "gpu-7") == "nodes/gpu-7 cordoned\n"
     assert "ALL_DRAINING" in headway.error("route", "--model", "llama", "--max-wait", "0")
     assert headway.json("nodes", "uncordon", "gpu-7")["state"] == "active"
-    assert headway.text("endpoints", "drain", "10.0.0.7:8000@0", "--wait", "5") == (
+    assert headway.text("endpoints", "drain", "10.0.0.7:8000@0", "--wait", "--deadline", "5") == (
         "endpoints/10.0.0.7:8000@0 draining, empty\n"
     )
     answer = headway.json("route", "--model", "llama")
     assert answer["endpoint"]["address"] == "10.0.0.7:8001"
-    said = headway.error("endpoints", "drain", "10.0.0.7:8001@0", "--wait", "0.01")
-    assert said == "error: NOT_EMPTY: endpoints/10.0.0.7:8001@0 still has 1 requests after 0.01 s\n"
+    said = headway.error("endpoints", "drain", "10.0.0.7:8001@0", "--wait", "--deadline", "10ms", code=4)
+    assert said == (
+        "endpoints/10.0.0.7:8001@0: 1 in flight\n"
+        "error: NOT_EMPTY: endpoints/10.0.0.7:8001@0: 1 in flight after 0 s; it goes on draining\n"
+    )
     assert [row["state"] for row in headway.json("endpoints", "list")] == ["draining", "draining"]
     assert headway.json("endpoints", "get", "10.0.0.7:8001@0")["inflight"] == 1
     assert "IN_USE" in headway.error("nodes", "delete", "gpu-7")

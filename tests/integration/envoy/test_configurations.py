@@ -67,6 +67,26 @@ async def test_the_clusters_follow_the_fleet(name, start):
         await plane.settled()
 
 
+@pytest.mark.parametrize("name", [OPEN, LIGHT])
+async def test_one_that_is_ejected_gets_the_pickers_probe_and_nothing_else(name, start):
+    async with start(name, eject_base_s=600, eject_max_s=600, slow_start_s=0) as plane:
+        fleet, clock = plane.served.scheduler.fleet, plane.served.scheduler.clock
+        await eventually(lambda: _served_by(plane, "shared1"))
+        await plane.settled()
+        failing = fleet.find(plane.engines["shared1"].address)
+        for _ in range(5):
+            fleet.record_outcome(failing, True, clock())
+        await plane.until_cluster("tenants/default", shared1="DEGRADED", shared2="HEALTHY")
+        assert {await plane.served_by() for _ in range(6)} == {"shared2"}
+        fleet.ejections.hurry(failing.id, clock())
+        await eventually(lambda: _served_by(plane, "shared1"))
+        await plane.settled()
+        await eventually(lambda: not fleet.ejections.out)
+        assert {await plane.served_by() for _ in range(6)} == SHARED
+        await plane.until_cluster("tenants/default", shared1="HEALTHY", shared2="HEALTHY")
+        await plane.settled()
+
+
 @EVERY
 async def test_what_streams_from_a_drained_engine_ends_well(name, start):
     async with start(name) as plane:

@@ -114,6 +114,14 @@ async def test_a_tenant_has_its_groups_alone_and_bursts_last(served, connect):
     await envoy.until(lambda: envoy.holds("tenants/default/models/m") == {E2: HEALTHY, E3: HEALTHY})
 
 
+async def test_groups_of_a_later_order_are_a_lower_priority(served, connect):
+    await served.agent("n", *(endpoint(number, labels={"tier": f"t{number}"}) for number in (1, 2)))
+    await create(served, Tenant("acme"), *[GpuGroup(f"t{n}", selector={"tier": f"t{n}"}) for n in (1, 2)])
+    await create(served, Binding("acme", "t1", order=2), Binding("acme", "t2", order=1))
+    envoy = await connect("tenants/acme/models/m")
+    await envoy.until(lambda: envoy.holds("tenants/acme/models/m") == {E2: HEALTHY, E1: ("HEALTHY", 1)})
+
+
 async def test_a_credential_sees_its_tenants_alone_and_agents_nothing(served, connect):
     await served.agent("n", endpoint(1))
     await create(

@@ -47,7 +47,7 @@ async def test_nodes_and_endpoints(served):
     assert (node.name, node.connected, node.state) == ("nodes/n", True, "active")
     assert [(d.health, d.health_detail) for d in node.devices] == [("lost", "lost")]
     (state,) = (await served.fleet.ListEndpoints(pb.ListEndpointsRequest())).endpoints
-    assert list(state.hard_guards) == ["device_failed"]
+    assert list(state.hard_guards) == ["device_lost"]
     assert not state.healthy
     assert (state.inflight, state.reservations, state.memory_pressure, state.hit_ratio) == (2, 0, 0.5, 0.4)
     assert list(state.gpu_groups) == ["gpuGroups/all"]

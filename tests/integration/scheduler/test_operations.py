@@ -216,7 +216,7 @@ class TestSaving:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        assert len(rig.scheduler._usage) == 1
+        assert len(rig.scheduler.usage) == 1
 
     async def test_a_change_that_could_not_be_read_at_once_is_read_later(self, monkeypatch):
         rig = self.scheduler()

@@ -15,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headway.fleet.v1 import fleet_pb2 as fpb
 from headway.routing.v1 import routing_pb2 as rpb
 from headway_client import ClientOptions, HeadwayClient
-from headway_scheduler.errors import Standby, StoreDown
+from headway_scheduler.domain.desired import Quotas, Tenant
+from headway_scheduler.errors import Standby, StoreDown, TenantRequests
 from headway_scheduler.leadership import Standing
 from headway_scheduler.store import migrate
 from headway_scheduler.store.base import PostgresAbsent, Term
@@ -249,14 +250,16 @@ class TestStandby:
 
     async def test_quotas_and_what_was_learned_go_over(self, database_url):
         async with pair(database_url) as (a, b):
-            left = b'{"at": 0, "levels": {"default": [-1e9, null]}}'
-            a.scheduler.dispatcher.quotas.restore(left, a.scheduler.clock(), 0.0)
-            a.scheduler.dispatcher.quotas._requests["default"].per_minute = 60.0
+            used_up = Tenant("default", quotas=Quotas(requests_per_minute=60))
+            quotas, now = a.scheduler.dispatcher.quotas, a.scheduler.clock()
+            for _ in range(60):
+                quotas.admit(used_up, "m", 1.0, now)
             a.scheduler.drain()
             await a.scheduler.hand_over()
             await eventually(lambda: leads(b))
-            level = b.scheduler.dispatcher.quotas._requests["default"].level
-            assert level == pytest.approx(-1e9, abs=60.0)
+            with pytest.raises(TenantRequests):
+                for _ in range(55):
+                    b.scheduler.dispatcher.quotas.admit(used_up, "m", 1.0, b.scheduler.clock())
 
 
 async def test_postgres_killed_and_started_again_leaves_the_leader_leading(postgres_dir):

@@ -136,7 +136,7 @@ async def test_events_open_and_close_endpoints(served):
     agent = await served.agent("n", endpoint(1, device_uuids=["g"]), devices=[gpu()])
     fleet = served.scheduler.fleet
     await agent.send(device_event=pb.DeviceEvent(uuid="g", kind=pb.DEVICE_EVENT_KIND_XID, xid=79))
-    await eventually(lambda: fleet.hard_guards(fleet.find("10.0.0.1:8000")) == ["device_failed"])
+    await eventually(lambda: fleet.hard_guards(fleet.find("10.0.0.1:8000")) == ["device_xid"])
     await agent.send(device_event=pb.DeviceEvent(uuid="g", kind=pb.DEVICE_EVENT_KIND_RECOVERED))
     await eventually(lambda: not fleet.hard_guards(fleet.find("10.0.0.1:8000")))
     await agent.send(endpoint_change=pb.EndpointChange(endpoint=endpoint(2)))

@@ -45,11 +45,13 @@ def test_every_example_parses(path, tmp_path, monkeypatch):
     COMMANDS[path].make_context(" ".join(path), arguments)
 
 
-DOCS = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+PAGES = Path(__file__).parents[3] / "docs"
+DOCS = (PAGES / "cli.md").read_text()
+TENANTS = re.findall(r"^\$ headway (.*)$", (PAGES / "tenants.md").read_text(), re.MULTILINE)
 PRINTED = re.findall(r"^\$ headway (.*)$", DOCS, re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", PRINTED)
+@pytest.mark.parametrize("line", PRINTED + TENANTS)
 def test_every_command_in_the_docs_parses(line):
     words = shlex.split(re.split(r" (?:\||&&|>) ", line)[0])
     if words[0] == "--scheduler":

@@ -175,11 +175,12 @@ async def test_a_hung_scheduler_is_routed_around_and_told_later(router: FakeRout
         await router.wake()
         await router.until(lambda: {e.reservation_id for e in router.resumes} >= {"failopen-alone"})
         await eventually(lambda: not reservation.id.startswith("failopen-"))
+        assert not reservation.as_resumed().fail_open, "a scheduler has counted it"
         reservation.finished(pb.OUTCOME_SUCCESS)
         await router.until(lambda: router.outcomes["OUTCOME_SUCCESS"] == 1)
         assert not (await client.route(ask("normal"))).fail_open
     resumed = next(e for e in router.resumes if e.reservation_id == "failopen-alone")
-    assert (resumed.tenant, resumed.model, resumed.prompt_tokens) == ("acme", "m", 2)
+    assert (resumed.tenant, resumed.model, resumed.prompt_tokens, resumed.fail_open) == ("acme", "m", 2, True)
     held = next(h for h in router.history if h.outcome == pb.OUTCOME_SUCCESS)
     assert [r.WhichOneof("event") for r in held.events] == ["first_token", "finished"]
 

@@ -23,8 +23,11 @@ TOLD_IN_WORDS = {
     "tls_certificate",
     "tls_key",
     "require_credentials",
+    "tls_client_ca",
+    "admin_token_file",
     "bootstrap",
     "tokenizers_dir",
+    "guards_off",
     "seed",
 }
 
@@ -130,12 +133,29 @@ def test_the_index_names_every_page() -> None:
     )
 
 
-def test_the_tests_that_operations_names_exist() -> None:
-    named = set(re.findall(r"`(test_[a-z_0-9]+|Test[A-Za-z]+)`", (DOCS / "operations.md").read_text()))
+def test_the_tests_that_pages_name_exist() -> None:
+    pages = "".join((DOCS / page).read_text() for page in ("operations.md", "tenants.md"))
+    named = set(re.findall(r"`(test_[a-z_0-9]+|Test[A-Za-z]+)`", pages))
     assert len(named) > 10
     written = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^\s*(?:async def|def|class) (\w+)", file.read_text(), re.MULTILINE)
+        for name in re.findall(r"^\s*(?:async def |def |class |)(\w+)(?: = |[(:])", file.read_text(), re.MULTILINE)
     }
     assert named <= written
+
+
+def test_every_promise_of_security_is_shown_by_tests_that_exist() -> None:
+    (promised,) = re.findall(
+        r"^## What is promised\n(.*?)^## ", (DOCS / "security.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    promises = [line.split("|") for line in promised.splitlines() if line.startswith("| ")][1:]
+    assert len(promises) > 15
+    for _, promise, shown_by, _ in promises:
+        named = re.findall(r"`([a-z_/]+\.py)::(test_\w+)`", shown_by)
+        assert named, promise
+        for file, test in named:
+            assert re.search(rf"^\s*(async )?def {test}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), (
+                promise,
+                test,
+            )

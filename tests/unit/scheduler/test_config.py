@@ -48,6 +48,13 @@ def test_an_unknown_setting_alone(environment):
         ({"HTTP_TLS": "true"}, "http_tls needs tls_certificate and tls_key"),
         ({"TLS_KEY": __file__, "TLS_CERTIFICATE": "/none"}, "tls_certificate: there is no file /none"),
         ({"STALE_AFTER_S": "1", "TELEMETRY_INTERVAL_S": "1"}, "telemetry_interval_s"),
+        ({"GUARDS_OFF": "heat,not_ready"}, "not not_ready"),
+        ({"PRESSURE_OPEN": "0.9"}, "pressure_open must not be above pressure_close"),
+        ({"HEAT_CLOSE": "0.9"}, "heat_open must not be above heat_close"),
+        ({"THROTTLE_REASONS": "hw_thermal, power_brake"}, "throttle_reasons: must be of"),
+        ({"IGNORED_XIDS": "13,x"}, "ignored_xids must be numbers"),
+        ({"EJECT_BASE_S": "200"}, "eject_base_s must not be above eject_max_s"),
+        ({"SLOW_START_AFTER": "lunch"}, "slow_start_after: must be of ejection, new, restart, not lunch"),
     ],
 )
 def test_what_does_not_fit_together(environment, variables, word):

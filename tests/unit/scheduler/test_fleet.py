@@ -1,9 +1,11 @@
 """Nodes, endpoints, guards and groups."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fakes.rig import Rig, desired_state, device_sample, engine_sample, gpu, spec
-from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Model, Tenant
+from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Model, Split, Tenant
 from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind, DeviceKind, DeviceSample
 from headway_scheduler.domain.endpoint import EngineRole, SchedulingState
 from headway_scheduler.domain.measurement import UNKNOWN, Measurement, MissingReason
@@ -176,7 +178,8 @@ class TestSamples:
         )
         slot, c = rig.slot(1), rig.columns
         assert (c.memory_pressure[slot], c.utilization[slot], c.temperature_c[slot]) == (0.6, 0.9, 45)
-        assert (c.heat[slot], c.power[slot], c.throttled[slot]) == (0.5, 0.25, True)
+        assert (c.heat[slot], c.power[slot]) == (0.5, 0.25)
+        assert rig.fleet.by_slot[slot].throttles == {"hw_slowdown"}
 
     def test_an_engine_that_is_not_ready_is_closed(self):
         rig = Rig()
@@ -196,14 +199,21 @@ class TestSamples:
 
 
 class TestDevices:
-    @pytest.mark.parametrize("kind", [DeviceEventKind.LOST, DeviceEventKind.ECC_DOUBLE_BIT, DeviceEventKind.XID])
-    def test_a_failed_device_closes_its_endpoints_until_it_recovers(self, kind):
+    @pytest.mark.parametrize(
+        ("kind", "closed"),
+        [
+            (DeviceEventKind.LOST, "device_lost"),
+            (DeviceEventKind.ECC_DOUBLE_BIT, "device_ecc"),
+            (DeviceEventKind.XID, "device_xid"),
+        ],
+    )
+    def test_a_failed_device_closes_its_endpoints_until_it_recovers(self, kind, closed):
         rig = Rig()
         node = rig.connect(
             "n", spec(1, device_uuids=("a",)), spec(2, device_uuids=("b",)), devices=[gpu("a"), gpu("b")]
         )
         rig.fleet.apply_device_event(node, DeviceEvent("a", kind, 79))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == [closed]
         assert guards(rig, 2) == []
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.RECOVERED))
         assert guards(rig) == []
@@ -215,21 +225,59 @@ class TestDevices:
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, xid))
         assert guards(rig) == []
 
+    def test_which_xids_are_programs_own_is_a_setting(self):
+        for ignored, closed in (("13,79", []), ("", ["device_xid"])):
+            rig = Rig(ignored_xids=ignored)
+            node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
+            rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, 79))
+            assert guards(rig) == closed
+
+    @pytest.mark.parametrize(("limit", "errors", "closed"), [(1, 0, False), (1, 1, True), (3, 2, False), (0, 9, False)])
+    def test_uncorrected_ecc_errors_close_at_a_limit(self, limit, errors, closed):
+        rig = Rig(ecc_errors=limit)
+        node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
+        rig.sample(node, devices=[device_sample("a", 10, ecc_errors=errors)])
+        assert guards(rig) == (["device_ecc"] if closed else [])
+        rig.sample(node, devices=[device_sample("a", 10, ecc_errors=0)])
+        assert guards(rig) == []
+
+    @pytest.mark.parametrize("guard", ["device_lost", "device_xid", "device_ecc", "stale"])
+    def test_each_can_be_off(self, guard):
+        rig = Rig(guards_off=guard)
+        node = rig.connect("n", spec(1, device_uuids=("a", "b", "c")), devices=[gpu("a"), gpu("b"), gpu("c")])
+        kinds = [DeviceEventKind.LOST, DeviceEventKind.ECC_DOUBLE_BIT, DeviceEventKind.XID]
+        for uuid, kind in zip("abc", kinds, strict=True):
+            rig.fleet.apply_device_event(node, DeviceEvent(uuid, kind, 79))
+        node.stale = True
+        assert set(guards(rig)) == {"device_lost", "device_xid", "device_ecc", "stale"} - {guard}
+
+    def test_each_says_what_closed_it(self):
+        rig = Rig()
+        node = rig.connect("n", spec(1, device_uuids=("a", "b")), devices=[gpu("a"), gpu("b")])
+        rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.XID, 79))
+        rig.sample(node, devices=[device_sample("b", 10, ecc_errors=2)])
+        node.stale = True
+        assert rig.fleet.why_closed(rig.fleet.endpoints["10.0.0.1:8000@0"]) == {
+            "stale": "nothing heard of n",
+            "device_xid": "a XID 79",
+            "device_ecc": "b 2 uncorrected ECC errors",
+        }
+
     def test_a_mig_instance_falls_with_its_gpu(self):
         rig = Rig()
         devices = [gpu("GPU-1"), gpu("MIG-1", kind=DeviceKind.MIG, parent_uuid="GPU-1")]
         node = rig.connect("n", spec(1, device_uuids=("MIG-1",)), devices=devices)
         rig.fleet.apply_device_event(node, DeviceEvent("GPU-1", DeviceEventKind.XID, 79))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_xid"]
 
     def test_an_endpoint_announced_on_a_failed_device_is_closed(self):
         rig = Rig()
         node = rig.connect("n", devices=[gpu("a")])
         rig.fleet.apply_device_event(node, DeviceEvent("a", DeviceEventKind.LOST))
         rig.fleet.put_endpoint(node, spec(1, device_uuids=("a",)))
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_lost"]
         rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
-        assert guards(rig) == ["device_failed"], "the same agent connected again: nothing recovered"
+        assert guards(rig) == ["device_lost"], "the same agent connected again: nothing recovered"
 
     def test_a_new_agent_starts_without_failures(self):
         rig = Rig()
@@ -243,7 +291,7 @@ class TestDevices:
         rig = Rig()
         node = rig.connect("n", spec(1, device_uuids=("a",)), devices=[gpu("a")])
         rig.sample(node, devices=[DeviceSample("a", Measurement(None, MissingReason.LOST))])
-        assert guards(rig) == ["device_failed"]
+        assert guards(rig) == ["device_lost"]
         rig.sample(node, devices=[DeviceSample("a", Measurement(None, MissingReason.UNSUPPORTED))])
         assert guards(rig) == []
 
@@ -428,6 +476,14 @@ DESIRED = st.fixed_dictionaries(
                 {"all": GpuGroup("all", all=True)},
                 {"all": GpuGroup("all", nodes=("a",))},
                 {"all": GpuGroup("all", endpoints=("10.0.0.4:8000@0",))},
+                {"all": GpuGroup("all", all=True), "few": GpuGroup("few", nodes=("b",))},
+            ]
+        ),
+        "models": st.sampled_from(
+            [
+                {},
+                {"m": Model("m", splits=(Split("few", 1.0, group="few"),))},
+                {"m": Model("m", splits=(Split("all", 1.0, group="all"), Split("few", 2.0, group="few")))},
             ]
         ),
         "tenants": st.sampled_from(
@@ -442,10 +498,57 @@ DESIRED = st.fixed_dictionaries(
                 (Binding("default", "all"),),
                 (Binding("default", "all"), Binding("other", "all")),
                 (Binding("other", "all", BindingMode.DEDICATED),),
+                (Binding("other", "all", BindingMode.DEDICATED), Binding("default", "few", BindingMode.DEDICATED)),
+                (
+                    Binding("other", "all", BindingMode.BURST),
+                    Binding("other", "few", order=1),
+                    Binding("default", "all"),
+                ),
             ]
         ),
     }
 )
+
+
+LABELS = st.dictionaries(st.sampled_from("kl"), st.sampled_from("xy"), max_size=2)
+
+
+@given(
+    groups=st.lists(
+        st.builds(
+            lambda selector, nodes, endpoints, everything: GpuGroup("g", "", selector, nodes, endpoints, everything),
+            LABELS,
+            st.lists(st.sampled_from(["a", "b", "c"]), max_size=2).map(tuple),
+            st.lists(NAMES, max_size=2).map(tuple),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    labels=st.lists(LABELS, min_size=4, max_size=4),
+    nodes=st.tuples(LABELS, LABELS),
+)
+def test_the_members_of_a_group_are_those_that_it_holds(groups, labels, nodes):
+    groups = [replace(group, id=f"g{number}") for number, group in enumerate(groups)]
+    tenants = [Tenant(group.id) for group in groups]
+    rig = Rig(desired_state(tenants=tenants, groups=groups, bindings=[Binding(g.id, g.id) for g in groups]))
+    specs = [spec(number + 1, labels=each) for number, each in enumerate(labels)]
+    rig.connect("a", *specs[:2], labels=nodes[0])
+    rig.connect("b", *specs[2:], labels=nodes[1])
+    for group in groups:
+        held = {e.slot for e in rig.fleet.endpoints.values() if group.holds(e.id, e.node.id, e.labels)}
+        assert rig.fleet.rights(group.id).own_slots == held
+
+
+def lanes_of(rig, tenant):
+    return [
+        (lane.split, lane.weight, [(tier.burst, tier.pool.slots.tolist()) for tier in lane.tiers])
+        for lane in rig.fleet.open_lanes(tenant, "m", "")
+    ]
+
+
+def guards_of(rig):
+    return {endpoint.id: rig.fleet.hard_guards(endpoint) for endpoint in rig.fleet.endpoints.values()}
 
 
 @given(st.lists(DESIRED, min_size=1, max_size=5))
@@ -461,9 +564,8 @@ def test_what_admins_change_is_as_if_it_had_always_been_so(states):
                 each.connect("b", spec(3), spec(4))
             each.fleet.set_desired(desired)
         for tenant in ("default", "other"):
-            own, burst = rig.fleet.open_candidates(tenant, "m", "")
-            wanted, spare = fresh.fleet.open_candidates(tenant, "m", "")
-            assert (own.slots.tolist(), burst.slots.tolist()) == (wanted.slots.tolist(), spare.slots.tolist())
+            assert lanes_of(rig, tenant) == lanes_of(fresh, tenant)
+        assert guards_of(rig) == guards_of(fresh)
         for domain in ("tenant/default", "tenant/other", "domain/x"):
             assert rig.fleet.serving_only(domain) == fresh.fleet.serving_only(domain)
 
@@ -471,6 +573,6 @@ def test_what_admins_change_is_as_if_it_had_always_been_so(states):
 def test_a_write_that_concerns_no_endpoint_makes_no_candidates_anew():
     rig = Rig()
     rig.endpoints(3)
-    before = rig.fleet.open_candidates("default", "m", "")
+    before = rig.fleet.open_lanes("default", "m", "")
     rig.bind("least_request")
-    assert rig.fleet.open_candidates("default", "m", "") is before
+    assert rig.fleet.open_lanes("default", "m", "") is before

@@ -203,10 +203,10 @@ class TestOrder:
         _, fine = rig.hold("fine")
         dispatch = rig.dispatcher._dispatch
 
-        def fragile(work, now, tentative):
+        def fragile(work, *more):
             if work.request.request_id == "poison":
                 raise ZeroDivisionError
-            return dispatch(work, now, tentative)
+            return dispatch(work, *more)
 
         monkeypatch.setattr(rig.dispatcher, "_dispatch", fragile)
         rig.full()

@@ -324,9 +324,9 @@ class TestPass:
         tried = []
         dispatch = rig.dispatcher._dispatch
 
-        def counting(work, now, tentative):
+        def counting(work, *more):
             tried.append(work.request.request_id)
-            return dispatch(work, now, tentative)
+            return dispatch(work, *more)
 
         monkeypatch.setattr(rig.dispatcher, "_dispatch", counting)
         return tried

@@ -38,7 +38,7 @@ class TestIdempotency:
         decision = rig.route()
         for _ in range(3):
             rig.finish(decision, usage=Usage(100, 20, 60))
-        (row,) = rig.scheduler._usage.values()
+        (row,) = rig.recorded()
         assert (row.requests, row.prompt_tokens, row.completion_tokens, row.cached_tokens) == (1, 100, 20, 60)
 
     def test_of_another_principal_it_is_unknown(self, rig):
@@ -277,7 +277,7 @@ class TestLearning:
         rig.finish(rig.route(), Outcome.CANCELLED, Usage(100, 50, 0))
         rig.finish(rig.route(), Outcome.CANCELLED)
         rig.finish(rig.route(), Outcome.SERVER_ERROR, Usage(100, 50, 0))
-        (row,) = rig.scheduler._usage.values()
+        (row,) = rig.recorded()
         assert (row.requests, row.completion_tokens) == (1, 50)
 
     def test_state_survives_a_restart(self, rig):

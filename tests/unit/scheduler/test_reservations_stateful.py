@@ -151,7 +151,7 @@ class Reservations(RuleBasedStateMachine):
         tenant = "a" if number_of(decision.endpoint) == 1 else "b"
         owner = self.owners()[who]
         request = rig.request(f"resumed-{len(self.begun)}", tenant=tenant)
-        reservation = rig.dispatcher.restore(request, owner, endpoint, 10, rig.clock.now)
+        reservation = rig.dispatcher.restore(request, Tenant(tenant), owner, endpoint, 10, rig.clock.now)
         rig.ledger.succeed(decision.reservation_id, reservation)
         self.begun.add(reservation.id)
         self.owner_of[reservation.id] = owner

@@ -1,6 +1,7 @@
 """Admin's messages ↔ domain values. Every fault found here names its field: `tenant.weight: must be > 0`."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,10 +21,12 @@ from headway_scheduler.domain.desired import (
     Binding,
     BindingMode,
     Credential,
+    DisruptionBudget,
     GpuGroup,
     Model,
     Quotas,
     Role,
+    Split,
     StoredMeta,
     StrategyBinding,
     StrategyConfig,
@@ -46,6 +49,7 @@ __all__ = [
     "Kind",
     "audit_message",
     "endpoint_message",
+    "moment",
     "node_message",
     "revision_message",
     "scheduling_state",
@@ -63,6 +67,10 @@ _LARGEST_WEIGHT: Final = 1_000_000.0
 _LARGEST_INTEGER: Final = 2**63 - 1
 _LARGEST_EXACT: Final = 2**53
 _LARGEST_PARAMETERS: Final = 65_536
+_IDENTITY: Final = re.compile(
+    r"[a-z][a-z0-9+.-]*://[!-~]{1,2000}|(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*"
+)
+_SPLIT_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,18 +211,42 @@ def _state_value(state: SchedulingState) -> admin_pb2.SchedulingState.ValueType:
 def _tenant(message: admin_pb2.Tenant, _stored: Tenant | None) -> Tenant:
     if not -1 <= message.priority <= 1:
         raise InvalidField("tenant.priority", "must be -1, 0 or 1")
-    quotas = message.quotas
-    if quotas.tokens_per_minute > _LARGEST_INTEGER:
-        raise InvalidField("tenant.quotas.tokens_per_minute", f"must be at most {_LARGEST_INTEGER}")
+    if len(message.model_quotas) > _LONGEST_LIST:
+        raise InvalidField("tenant.model_quotas", f"must hold at most {_LONGEST_LIST}")
     return Tenant(
         id=names.parse_name(names.TENANTS, message.name, "tenant.name"),
         display_name=_text(message.display_name, "tenant.display_name"),
         isolation_domain=_text(message.isolation_domain, "tenant.isolation_domain"),
         weight=_weight(message.weight, "tenant.weight"),
         priority=message.priority,
-        quotas=Quotas(quotas.requests_per_minute, quotas.tokens_per_minute, quotas.max_inflight),
+        quotas=_quotas(message.quotas, "tenant.quotas"),
         models=_ids(message.models, "tenant.models", names.MODELS),
+        adapters=_each(message.adapters, "tenant.adapters", _adapter),
+        model_quotas={
+            names.short(names.MODELS, model, f"tenant.model_quotas[{model}]"): _quotas(
+                message.model_quotas[model], f"tenant.model_quotas[{model}]"
+            )
+            for model in sorted(message.model_quotas)
+        },
     )
+
+
+def _quotas(message: admin_pb2.Quotas, field: str) -> Quotas:
+    if message.tokens_per_minute > _LARGEST_INTEGER:
+        raise InvalidField(f"{field}.tokens_per_minute", f"must be at most {_LARGEST_INTEGER}")
+    return Quotas(message.requests_per_minute, message.tokens_per_minute, message.max_inflight)
+
+
+def _adapter(value: str, field: str) -> str:
+    if not value:
+        raise InvalidField(field, "must not be empty")
+    return _text(value, field)
+
+
+def _fill_quotas(message: admin_pb2.Quotas, quotas: Quotas) -> None:
+    message.requests_per_minute = quotas.requests_per_minute
+    message.tokens_per_minute = quotas.tokens_per_minute
+    message.max_inflight = quotas.max_inflight
 
 
 def _fill_tenant(message: admin_pb2.Tenant, tenant: Tenant) -> None:
@@ -222,10 +254,11 @@ def _fill_tenant(message: admin_pb2.Tenant, tenant: Tenant) -> None:
     message.isolation_domain = tenant.isolation_domain
     message.weight = tenant.weight
     message.priority = tenant.priority
-    message.quotas.requests_per_minute = tenant.quotas.requests_per_minute
-    message.quotas.tokens_per_minute = tenant.quotas.tokens_per_minute
-    message.quotas.max_inflight = tenant.quotas.max_inflight
+    _fill_quotas(message.quotas, tenant.quotas)
     message.models.extend(tenant.models)
+    message.adapters.extend(tenant.adapters)
+    for model, quotas in tenant.model_quotas.items():
+        _fill_quotas(message.model_quotas[model], quotas)
 
 
 TENANTS: Final = Kind(Tenant, admin_pb2.Tenant, _in(names.TENANTS), _tenant, _fill_tenant)
@@ -235,21 +268,25 @@ TENANTS: Final = Kind(Tenant, admin_pb2.Tenant, _in(names.TENANTS), _tenant, _fi
 
 
 def _gpu_group(message: admin_pb2.GpuGroup, _stored: GpuGroup | None) -> GpuGroup:
-    if len(message.selector) > _LONGEST_LIST:
-        raise InvalidField("gpu_group.selector", f"must hold at most {_LONGEST_LIST}")
-    for key, value in message.selector.items():
-        if not key:
-            raise InvalidField("gpu_group.selector", "a label's key must not be empty")
-        _text(key, "gpu_group.selector")
-        _text(value, f"gpu_group.selector[{key}]")
     return GpuGroup(
         id=names.parse_name(names.GPU_GROUPS, message.name, "gpu_group.name"),
         display_name=_text(message.display_name, "gpu_group.display_name"),
-        selector=dict(sorted(message.selector.items())),
+        selector=_selector(message.selector, "gpu_group.selector"),
         nodes=_ids(message.nodes, "gpu_group.nodes", names.NODES),
         endpoints=_ids(message.endpoints, "gpu_group.endpoints", names.ENDPOINTS),
         all=message.all,
     )
+
+
+def _selector(labels: Mapping[str, str], field: str) -> dict[str, str]:
+    if len(labels) > _LONGEST_LIST:
+        raise InvalidField(field, f"must hold at most {_LONGEST_LIST}")
+    for key, value in labels.items():
+        if not key:
+            raise InvalidField(field, "a label's key must not be empty")
+        _text(key, field)
+        _text(value, f"{field}[{key}]")
+    return dict(sorted(labels.items()))
 
 
 def _fill_gpu_group(message: admin_pb2.GpuGroup, group: GpuGroup) -> None:
@@ -315,7 +352,42 @@ def _model(message: admin_pb2.Model, stored: Model | None) -> Model:
         tokenizer=_text(message.tokenizer, "model.tokenizer"),
         max_context_tokens=message.max_context_tokens,
         discovered=stored.discovered if stored else False,
+        splits=_splits(message.splits),
+        disruption_budget=_budget(message.disruption_budget),
     )
+
+
+def _splits(messages: Mapping[str, admin_pb2.Split]) -> tuple[Split, ...]:
+    if len(messages) > _LONGEST_LIST:
+        raise InvalidField("model.splits", f"must hold at most {_LONGEST_LIST}")
+    found = tuple(_split(name, messages[name]) for name in sorted(messages))
+    if found and not any(split.weight for split in found):
+        raise InvalidField("model.splits", "one must have a weight, or nothing would get requests")
+    return found
+
+
+def _split(name: str, message: admin_pb2.Split) -> Split:
+    field = f"model.splits[{name}]"
+    if not _SPLIT_NAME.fullmatch(name):
+        raise InvalidField(field, "a split's name must look like stable or canary-2")
+    if not 0 <= message.weight <= _LARGEST_WEIGHT:
+        raise InvalidField(f"{field}.weight", f"must be in 0 to {_LARGEST_WEIGHT:g}")
+    split = Split(
+        name=name,
+        weight=message.weight,
+        selector=_selector(message.selector, f"{field}.selector"),
+        engine_version=_text(message.engine_version, f"{field}.engine_version"),
+        group=_optional(names.GPU_GROUPS, message.gpu_group, f"{field}.gpu_group"),
+    )
+    if not (split.selector or split.engine_version or split.group):
+        raise InvalidField(field, "needs a selector, an engine_version or a gpu_group: which endpoints are meant?")
+    return split
+
+
+def _budget(message: admin_pb2.DisruptionBudget) -> DisruptionBudget:
+    if not 0 <= message.min_available_share <= 1:
+        raise InvalidField("model.disruption_budget.min_available_share", "must be in 0 to 1")
+    return DisruptionBudget(message.min_available, message.min_available_share)
 
 
 def _fill_model(message: admin_pb2.Model, model: Model) -> None:
@@ -323,6 +395,15 @@ def _fill_model(message: admin_pb2.Model, model: Model) -> None:
     message.tokenizer = model.tokenizer
     message.max_context_tokens = model.max_context_tokens
     message.discovered = model.discovered
+    for split in model.splits:
+        filled = message.splits[split.name]
+        filled.weight = split.weight
+        filled.selector.update(split.selector)
+        filled.engine_version = split.engine_version
+        filled.gpu_group = f"{names.GPU_GROUPS}/{split.group}" if split.group else ""
+    if model.disruption_budget != DisruptionBudget():
+        message.disruption_budget.min_available = model.disruption_budget.min_available
+        message.disruption_budget.min_available_share = model.disruption_budget.min_available_share
 
 
 MODELS: Final = Kind(Model, admin_pb2.Model, _in(names.MODELS), _model, _fill_model, fixed=_OUTPUTS | {"discovered"})
@@ -458,23 +539,38 @@ def _credential(message: admin_pb2.Credential, stored: Credential | None) -> Cre
     if role is Role.ROUTER and not message.tenants:
         raise InvalidField("credential.tenants", "is required for a router: the tenants it may name, `*` for any")
     if role in {Role.AGENT, Role.VIEWER} and message.tenants:
-        raise InvalidField("credential.tenants", "is only for routers and admins")
+        raise InvalidField("credential.tenants", "is only for routers, admins and end users' keys")
+    if role is Role.TENANT and (len(message.tenants) != 1 or "*" in message.tenants):
+        raise InvalidField("credential.tenants", "an end user's key is of exactly one tenant")
     return Credential(
         id=names.parse_name(names.CREDENTIALS, message.name, "credential.name"),
         role=role,
         token_sha256=stored.token_sha256 if stored else b"",
         node=_optional(names.NODES, message.node, "credential.node"),
         tenants=_each(message.tenants, "credential.tenants", _tenant_or_any),
-        expire_time=_moment(message.expire_time, "credential.expire_time") if message.HasField("expire_time") else None,
+        expire_time=moment(message.expire_time, "credential.expire_time") if message.HasField("expire_time") else None,
         revoked=stored.revoked if stored else False,
+        certificate_identity=_certificate_identity(message.certificate_identity, role),
+        previous_token_sha256=stored.previous_token_sha256 if stored else b"",
+        previous_expire_time=stored.previous_expire_time if stored else None,
     )
+
+
+def _certificate_identity(value: str, role: Role) -> str:
+    field = "credential.certificate_identity"
+    if value and role is Role.TENANT:
+        raise InvalidField(field, "an end user's key has none")
+    if value and not _IDENTITY.fullmatch(value):
+        raise InvalidField(field, "must be a URI like spiffe://domain/path, or a DNS name")
+    return value
 
 
 def _tenant_or_any(value: str, field: str) -> str:
     return value if value == "*" else names.short(names.TENANTS, value, field)
 
 
-def _moment(value: Timestamp, field: str) -> datetime:
+def moment(value: Timestamp, field: str) -> datetime:
+    """The time in a message. Raises InvalidField."""
     try:
         return value.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError):
@@ -488,6 +584,9 @@ def _fill_credential(message: admin_pb2.Credential, credential: Credential) -> N
     if credential.expire_time is not None:
         message.expire_time.FromDatetime(credential.expire_time)
     message.revoked = credential.revoked
+    message.certificate_identity = credential.certificate_identity
+    if credential.previous_expire_time is not None:
+        message.previous_token_expire_time.FromDatetime(credential.previous_expire_time)
 
 
 CREDENTIALS: Final = Kind(
@@ -496,7 +595,7 @@ CREDENTIALS: Final = Kind(
     _in(names.CREDENTIALS),
     _credential,
     _fill_credential,
-    fixed=_OUTPUTS | {"revoked"},
+    fixed=_OUTPUTS | {"revoked", "previous_token_expire_time"},
 )
 
 

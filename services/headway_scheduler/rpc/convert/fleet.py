@@ -25,7 +25,9 @@ def node_to_proto(node: Node, now: float) -> pb.NodeState:
     devices = []
     for device in node.hello.devices:
         sample = node.samples.get(device.uuid)
-        failure = node.failures.get(device.uuid, "")
+        event, failure = node.failures.get(device.uuid), ""
+        if event is not None:
+            failure = event.kind.value if not event.xid else f"{event.kind.value} {event.xid}"
         if sample is not None and sample.memory_used_bytes.missing is MissingReason.LOST:
             failure = DeviceEventKind.LOST.value
         devices.append(
@@ -60,7 +62,8 @@ def endpoint_to_proto(scheduler: Scheduler, endpoint: Endpoint, now: float) -> p
     """An endpoint with its load, guards and groups."""
     fleet, spec, slot = scheduler.fleet, endpoint.spec, endpoint.slot
     columns, sample = fleet.columns, endpoint.sample
-    hard = fleet.hard_guards(endpoint)
+    closed = fleet.why_closed(endpoint)
+    details = {guard: detail for guard, detail in closed.items() if detail}
     return pb.EndpointState(
         name=f"{ENDPOINTS}/{endpoint.id}",
         address=spec.address,
@@ -75,8 +78,8 @@ def endpoint_to_proto(scheduler: Scheduler, endpoint: Endpoint, now: float) -> p
         labels=endpoint.labels,
         gpu_groups=[f"{GPU_GROUPS}/{group}" for group in fleet.groups_of(endpoint)],
         state=endpoint.state.value,
-        healthy=not hard,
-        hard_guards=hard,
+        healthy=not closed,
+        hard_guards=list(closed),
         soft_guards=_soft_guards(scheduler, slot),
         reservations=int(columns.inflight[slot]),
         inflight=int(columns.inflight[slot] + columns.external[slot]),
@@ -87,12 +90,30 @@ def endpoint_to_proto(scheduler: Scheduler, endpoint: Endpoint, now: float) -> p
         memory_pressure=known(columns.memory_pressure[slot]),
         sample_age_ms=known((now - columns.sampled_at[slot]) * 1e3),
         hit_ratio=_hit_ratio(endpoint),
+        guard_details=details | scheduler.dispatcher.guards.details(slot),
+        ejection=_ejection(scheduler, endpoint, now),
+        handicap=float(columns.handicap[slot]),
     )
 
 
 def _soft_guards(scheduler: Scheduler, slot: int) -> list[str]:
     closed = scheduler.dispatcher.guards.peek(frozenset(SoftGuard), slot)
     return [guard.value for guard in closed]
+
+
+def _ejection(scheduler: Scheduler, endpoint: Endpoint, now: float) -> pb.EndpointEjection | None:
+    ejections = scheduler.fleet.ejections
+    phase = ejections.out.get(endpoint.id)
+    if phase is None:
+        return None
+    reason, count, for_s = ejections.history(endpoint.id)
+    return pb.EndpointEjection(
+        phase=phase.value,
+        reason=reason.value,
+        count=count,
+        duration_s=for_s,
+        remaining_s=ejections.remaining_s(endpoint.id, now),
+    )
 
 
 def _hit_ratio(endpoint: Endpoint) -> float | None:

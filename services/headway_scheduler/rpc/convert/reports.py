@@ -101,5 +101,6 @@ def resumed_from_proto(message: pb.ResumedReservation) -> tuple[Resumed, pb.Rout
         endpoint=message.endpoint.removeprefix(f"{ENDPOINTS}/"),
         matched_tokens=message.matched_tokens,
         first_token_seen=message.first_token_seen,
+        fail_open=message.fail_open,
     )
     return resumed, request

@@ -70,6 +70,7 @@ def request_from_proto(
     for field, value in (("request_id", request_id), ("adapter", adapter), ("session_id", session_id)):
         if len(value) > _MAX_ID:
             raise InvalidField(field, f"is longer than {_MAX_ID} characters")
+    intake.check_adapter(tenant, adapter)
     prompt, tokens = _prompt(message, intake, model)
     prompt_tokens = min(tokens if prompt_tokens is None else prompt_tokens, _MAX_PROMPT_TOKENS)
     max_tokens = message.max_tokens if message.HasField("max_tokens") else None
@@ -282,6 +283,7 @@ def _rows(rows: Iterable[Row], columns: Columns, now: float) -> list[pb.ExplainR
                 temperature_c=known(columns.temperature_c[slot]),
                 kv_use=known(columns.kv_use[slot]),
                 sample_age_ms=known((now - columns.sampled_at[slot]) * 1e3),
+                guard_details=row.details,
             )
         )
     return found

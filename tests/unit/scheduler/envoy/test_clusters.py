@@ -1,6 +1,7 @@
 """What clusters hold, without a wire."""
 
 from fakes.rig import Rig, desired_state, spec
+from headway_scheduler.admission.retries import RetryConfig
 from headway_scheduler.domain.desired import Binding, BindingMode, GpuGroup, Tenant
 from headway_scheduler.domain.endpoint import EngineRole
 from headway_scheduler.envoy.clusters import Scope, Weights, assignments, cluster
@@ -15,10 +16,18 @@ def hosts(found, name):
 
 
 def test_a_cluster_depends_on_its_name_alone():
-    assert cluster("a").SerializeToString(deterministic=True) == cluster("a").SerializeToString(deterministic=True)
-    made = cluster("tenants/acme")
+    first, second = (cluster("a", RetryConfig()).SerializeToString(deterministic=True) for _ in range(2))
+    assert first == second
+    made = cluster("tenants/acme", RetryConfig())
     assert made.common_lb_config.HasField("healthy_panic_threshold")
     assert made.common_lb_config.healthy_panic_threshold.value == 0
+
+
+def test_an_envoy_keeps_to_the_retry_budget_by_itself():
+    (limits,) = cluster("a", RetryConfig(percent=10, minimum=2)).circuit_breakers.thresholds
+    assert (limits.retry_budget.budget_percent.value, limits.retry_budget.min_retry_concurrency.value) == (10, 2)
+    (limits,) = cluster("a", RetryConfig(percent=100)).circuit_breakers.thresholds
+    assert not limits.HasField("retry_budget")
 
 
 def test_weights_move_when_the_speed_is_another_and_not_by_noise():

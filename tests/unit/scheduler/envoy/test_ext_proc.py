@@ -12,13 +12,15 @@ from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, PARTIAL, POST, STREAMED,
 from fakes.rig import Rig, desired_state, spec
 from headway_openai.body import ParsedBody
 from headway_scheduler.domain.desired import Binding, Credential, GpuGroup, Model, Role, Tenant
+from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.report import Outcome
 from headway_scheduler.domain.request import TextPrompt
 from headway_scheduler.envoy.ext_proc import ExtProcService
 from headway_scheduler.rpc.authentication import Authenticator
+from headway_scheduler.rpc.streams import Streams
 
 DESTINATION = "x-gateway-destination-endpoint"
-TOKENS = {"router": "rr", "agent": "aa", "narrow": "nn"}
+TOKENS = {"router": "rr", "agent": "aa", "narrow": "nn", "user": "t-user"}
 ALL_CONTROLS = {
     "x-gateway-inference-objective": "critical",
     "x-gateway-inference-fairness-id": "acme",
@@ -54,6 +56,7 @@ class World:
             credentials={
                 "router": credential("router", Role.ROUTER, tenants=("default", "acme")),
                 "agent": credential("agent", Role.AGENT, node="n"),
+                "user": credential("user", Role.TENANT, tenants=("acme",)),
                 "narrow": credential("narrow", Role.ROUTER, tenants=("acme",)),
             },
         )
@@ -62,10 +65,14 @@ class World:
         authenticator = Authenticator(
             lambda: self.rig.scheduler.desired, required=False, clock=lambda: datetime.now(UTC)
         )
-        self.service = ExtProcService(self.rig.scheduler, authenticator, longest_body=1_000_000)
+        streams = Streams(authenticator, lambda: datetime.now(UTC), self.rig.scheduler.clock, 1000)
+        self.service = ExtProcService(self.rig.scheduler, authenticator, streams, longest_body=1_000_000)
         self.outcomes = []
         record = self.rig.fleet.record_outcome
-        self.rig.fleet.record_outcome = lambda e, failed, now: (self.outcomes.append(failed), record(e, failed, now))
+        self.rig.fleet.record_outcome = lambda e, failed, now, *rest: (
+            self.outcomes.append(failed),
+            record(e, failed, now, *rest),
+        )
 
     def process(self, *, token=None, request=DUPLEX, response=DUPLEX, told=True, **metadata):
         told_by = {f"x-headway-{key.replace('_', '-')}": value for key, value in metadata.items()}
@@ -586,6 +593,27 @@ class TestHolds:
         assert int(refused.headers["retry-after"]) >= 1
         assert world.rig.is_empty()
 
+    async def test_loaded_is_429_and_ill_is_503(self, world):
+        """Envoy gives up at once, so that nothing is held."""
+
+        async def told():
+            process = world.process(message_timeout="0s")
+            process.headers(POST)
+            process.body(chat())
+            refused, _ = await refusal(process)
+            return refused.status, refused.headers["x-headway-reason"]
+
+        fleet = world.rig.fleet
+        world.rig.full(1, 2)
+        assert await told() == (429, "SATURATED")
+        for endpoint in list(fleet.endpoints.values()):
+            endpoint.ready = False
+        fleet.refresh_guards(fleet.endpoints.values())
+        assert await told() == (503, "ALL_UNHEALTHY")
+        world.rig.desire(endpoint_states=dict.fromkeys(fleet.endpoints, SchedulingState.CORDONED))
+        assert await told() == (503, "ALL_DRAINING")
+        assert world.rig.is_empty()
+
     @pytest.mark.parametrize("early", ["leaves", "leaves as it is answered", "is cancelled"])
     async def test_whoever_leaves_leaves_no_trace(self, world, early):
         process = world.process()
@@ -945,3 +973,51 @@ async def test_many_streams_leave_nothing_behind():
             process.half_close()
     await asyncio.gather(*(process.task for process in processes), return_exceptions=True)
     assert world.rig.is_empty()
+
+
+class TestUsersKeys:
+    """End users show keys of their own: the tenant's, before whatever a header says, and never the engine's to see."""
+
+    KEY = {"authorization": "Bearer t-user"}  # noqa: RUF012 -- not changed
+
+    @pytest.mark.parametrize("mode", [DUPLEX, BUFFERED])
+    async def test_a_key_names_the_tenant_and_is_stripped(self, world, mode):
+        process = world.process(token=TOKENS["router"], request=mode, user_keys="required", trust="all")
+        spoofed = {"x-gateway-inference-fairness-id": "default"}
+        process.headers(POST | self.KEY | spoofed)
+        if mode is DUPLEX:
+            process.body(chat())
+        reply = (await process.reply("request_headers")).request_headers.response
+        assert {"authorization", *spoofed} <= set(reply.header_mutation.remove_headers)
+        if mode is BUFFERED:
+            process.body(chat())
+            await process.reply("request_body")
+        assert world.request.tenant == "acme"
+        process.half_close()
+
+    @pytest.mark.parametrize("shown", ["Bearer unknown", "Bearer aa", "Basic a2V5", "Bearer "])
+    @pytest.mark.parametrize("setting", ["required", "optional"])
+    async def test_what_is_no_users_key_is_refused(self, world, shown, setting):
+        process = world.process(token=TOKENS["router"], user_keys=setting)
+        process.headers(POST | {"authorization": shown})
+        refused, error = await refusal(process)
+        assert (refused.status, error["code"]) == (401, "no_credential")
+
+    async def test_nobody_is_refused_only_where_a_key_is_required(self, world):
+        process = world.process(token=TOKENS["router"], user_keys="required")
+        process.headers(POST)
+        assert (await refusal(process))[0].status == 401
+        await ask(world.process(token=TOKENS["router"], user_keys="optional"))
+        assert world.request.tenant == "default"
+
+    async def test_without_the_setting_an_authorization_is_the_engines_unless_it_is_ours(self, world):
+        for shown, stripped in (("Bearer sk-engine", False), ("Bearer hw_anything", True)):
+            process = world.process(token=TOKENS["router"])
+            reply, _ = await ask(process, headers={"authorization": shown})
+            assert ("authorization" in reply.header_mutation.remove_headers) == stripped
+            process.half_close()
+            await process.ended()
+
+    async def test_a_setting_that_is_none_is_named(self, world):
+        refused, _ = await refusal(world.process(token=TOKENS["router"], user_keys="yes"))
+        assert refused.status == 400

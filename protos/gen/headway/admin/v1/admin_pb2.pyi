@@ -11,6 +11,7 @@ error carries exactly one google.rpc.ErrorInfo. Writes need the role admin, read
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import struct_pb2 as _struct_pb2
@@ -36,7 +37,7 @@ class _BindingModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BindingMo
     DESCRIPTOR: _descriptor.EnumDescriptor
     BINDING_MODE_UNSPECIFIED: _BindingMode.ValueType  # 0
     BINDING_MODE_DEDICATED: _BindingMode.ValueType  # 1
-    """Only this tenant uses the group."""
+    """Only this tenant uses the group: its members leave every other tenant's groups."""
     BINDING_MODE_SHARED: _BindingMode.ValueType  # 2
     BINDING_MODE_BURST: _BindingMode.ValueType  # 3
     """Used when the tenant's other groups are saturated; yields first."""
@@ -45,7 +46,7 @@ class BindingMode(_BindingMode, metaclass=_BindingModeEnumTypeWrapper): ...
 
 BINDING_MODE_UNSPECIFIED: BindingMode.ValueType  # 0
 BINDING_MODE_DEDICATED: BindingMode.ValueType  # 1
-"""Only this tenant uses the group."""
+"""Only this tenant uses the group: its members leave every other tenant's groups."""
 BINDING_MODE_SHARED: BindingMode.ValueType  # 2
 BINDING_MODE_BURST: BindingMode.ValueType  # 3
 """Used when the tenant's other groups are saturated; yields first."""
@@ -87,6 +88,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """A data plane: Router."""
     ROLE_ADMIN: _Role.ValueType  # 3
     ROLE_VIEWER: _Role.ValueType  # 4
+    ROLE_TENANT: _Role.ValueType  # 5
+    """An end user's key: it calls nothing itself. A data plane that is shown it acts for its tenant."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper): ...
 
@@ -97,7 +100,34 @@ ROLE_ROUTER: Role.ValueType  # 2
 """A data plane: Router."""
 ROLE_ADMIN: Role.ValueType  # 3
 ROLE_VIEWER: Role.ValueType  # 4
+ROLE_TENANT: Role.ValueType  # 5
+"""An end user's key: it calls nothing itself. A data plane that is shown it acts for its tenant."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
+
+class _UsageInterval:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _UsageIntervalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UsageInterval.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    USAGE_INTERVAL_UNSPECIFIED: _UsageInterval.ValueType  # 0
+    USAGE_INTERVAL_MINUTE: _UsageInterval.ValueType  # 1
+    USAGE_INTERVAL_HOUR: _UsageInterval.ValueType  # 2
+    USAGE_INTERVAL_DAY: _UsageInterval.ValueType  # 3
+    """Of UTC."""
+    USAGE_INTERVAL_TOTAL: _UsageInterval.ValueType  # 4
+    """The whole time asked for."""
+
+class UsageInterval(_UsageInterval, metaclass=_UsageIntervalEnumTypeWrapper): ...
+
+USAGE_INTERVAL_UNSPECIFIED: UsageInterval.ValueType  # 0
+USAGE_INTERVAL_MINUTE: UsageInterval.ValueType  # 1
+USAGE_INTERVAL_HOUR: UsageInterval.ValueType  # 2
+USAGE_INTERVAL_DAY: UsageInterval.ValueType  # 3
+"""Of UTC."""
+USAGE_INTERVAL_TOTAL: UsageInterval.ValueType  # 4
+"""The whole time asked for."""
+Global___UsageInterval: _TypeAlias = UsageInterval  # noqa: Y015
 
 @_typing.final
 class Quotas(_message.Message):
@@ -131,6 +161,27 @@ class Tenant(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ModelQuotasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Quotas: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Quotas | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     ISOLATION_DOMAIN_FIELD_NUMBER: _builtins.int
@@ -138,6 +189,8 @@ class Tenant(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     QUOTAS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    MODEL_QUOTAS_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
@@ -159,6 +212,14 @@ class Tenant(_message.Message):
         """Models it may use; empty: all of the catalogue."""
 
     @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Adapters it may ask for; empty: all."""
+
+    @_builtins.property
+    def model_quotas(self) -> _containers.MessageMap[_builtins.str, Global___Quotas]:
+        """Limits within `quotas` for one model, by the model's id. They hold as well as `quotas`, not instead of them."""
+
+    @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp: ...
@@ -172,13 +233,15 @@ class Tenant(_message.Message):
         priority: _builtins.int = ...,
         quotas: Global___Quotas | None = ...,
         models: _abc.Iterable[_builtins.str] | None = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
+        model_quotas: _abc.Mapping[_builtins.str, Global___Quotas] | None = ...,
         etag: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "quotas", b"quotas", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "isolation_domain", b"isolation_domain", "models", b"models", "name", b"name", "priority", b"priority", "quotas", b"quotas", "update_time", b"update_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "isolation_domain", b"isolation_domain", "model_quotas", b"model_quotas", "models", b"models", "name", b"name", "priority", b"priority", "quotas", b"quotas", "update_time", b"update_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -278,7 +341,7 @@ class Binding(_message.Message):
     """`gpuGroups/gold`."""
     mode: Global___BindingMode.ValueType
     order: _builtins.int
-    """Lower first."""
+    """Lower first: groups of a higher order are used when those before them can take nothing more."""
     weight: _builtins.float
     etag: _builtins.str
     @_builtins.property
@@ -306,16 +369,120 @@ class Binding(_message.Message):
 Global___Binding: _TypeAlias = Binding  # noqa: Y015
 
 @_typing.final
+class Split(_message.Message):
+    """A share of a model's requests, for some of its endpoints: those that match all that is set here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SelectorEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    ENGINE_VERSION_FIELD_NUMBER: _builtins.int
+    GPU_GROUP_FIELD_NUMBER: _builtins.int
+    weight: _builtins.float
+    """Relative to the other splits of the model. 0: no requests."""
+    engine_version: _builtins.str
+    """As the agent reports it: `0.11.2`."""
+    gpu_group: _builtins.str
+    """`gpuGroups/canary`."""
+    @_builtins.property
+    def selector(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the endpoint, or of its node."""
+
+    def __init__(
+        self,
+        *,
+        weight: _builtins.float = ...,
+        selector: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        engine_version: _builtins.str = ...,
+        gpu_group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine_version", b"engine_version", "gpu_group", b"gpu_group", "selector", b"selector", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Split: _TypeAlias = Split  # noqa: Y015
+
+@_typing.final
+class DisruptionBudget(_message.Message):
+    """What of a model's endpoints must stay able to serve when nodes and endpoints are cordoned or drained."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_AVAILABLE_FIELD_NUMBER: _builtins.int
+    MIN_AVAILABLE_SHARE_FIELD_NUMBER: _builtins.int
+    min_available: _builtins.int
+    min_available_share: _builtins.float
+    """0 to 1, of the endpoints that serve the model, rounded up. Both hold if both are given."""
+    def __init__(
+        self,
+        *,
+        min_available: _builtins.int = ...,
+        min_available_share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_available", b"min_available", "min_available_share", b"min_available_share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DisruptionBudget: _TypeAlias = DisruptionBudget  # noqa: Y015
+
+@_typing.final
 class Model(_message.Message):
     """An entry of the catalogue."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SplitsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Split: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Split | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NAME_FIELD_NUMBER: _builtins.int
     ALIASES_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     MAX_CONTEXT_TOKENS_FIELD_NUMBER: _builtins.int
     DISCOVERED_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    DISRUPTION_BUDGET_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
@@ -331,6 +498,14 @@ class Model(_message.Message):
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
+    def splits(self) -> _containers.MessageMap[_builtins.str, Global___Split]:
+        """By name; none: all endpoints share all requests. With splits, an endpoint that matches none gets requests only while
+        no split has an endpoint, and of those that match several the first by name counts.
+        """
+
+    @_builtins.property
+    def disruption_budget(self) -> Global___DisruptionBudget: ...
+    @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def update_time(self) -> _timestamp_pb2.Timestamp: ...
@@ -342,13 +517,15 @@ class Model(_message.Message):
         tokenizer: _builtins.str = ...,
         max_context_tokens: _builtins.int = ...,
         discovered: _builtins.bool = ...,
+        splits: _abc.Mapping[_builtins.str, Global___Split] | None = ...,
+        disruption_budget: Global___DisruptionBudget | None = ...,
         etag: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "disruption_budget", b"disruption_budget", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "create_time", b"create_time", "discovered", b"discovered", "etag", b"etag", "max_context_tokens", b"max_context_tokens", "name", b"name", "tokenizer", b"tokenizer", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "create_time", b"create_time", "discovered", b"discovered", "disruption_budget", b"disruption_budget", "etag", b"etag", "max_context_tokens", b"max_context_tokens", "name", b"name", "splits", b"splits", "tokenizer", b"tokenizer", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -638,6 +815,8 @@ class Credential(_message.Message):
     TENANTS_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     REVOKED_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_IDENTITY_FIELD_NUMBER: _builtins.int
+    PREVIOUS_TOKEN_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
@@ -647,13 +826,19 @@ class Credential(_message.Message):
     node: _builtins.str
     """For agents: the only node it may speak for."""
     revoked: _builtins.bool
+    certificate_identity: _builtins.str
+    """A name in client certificates that stands for it, beside its token: `spiffe://…` (a URI) or a DNS name."""
     etag: _builtins.str
     @_builtins.property
     def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """For routers: the tenants it may name; the first is its own. `*`: any."""
+        """For routers: the tenants it may name; the first is its own. `*`: any. For an end user's key: the one it is of."""
 
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def previous_token_expire_time(self) -> _timestamp_pb2.Timestamp:
+        """Output only: until when the token of before the last rotation counts; unset: it does not."""
+
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -667,13 +852,15 @@ class Credential(_message.Message):
         tenants: _abc.Iterable[_builtins.str] | None = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         revoked: _builtins.bool = ...,
+        certificate_identity: _builtins.str = ...,
+        previous_token_expire_time: _timestamp_pb2.Timestamp | None = ...,
         etag: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "previous_token_expire_time", b"previous_token_expire_time", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "etag", b"etag", "expire_time", b"expire_time", "name", b"name", "node", b"node", "revoked", b"revoked", "role", b"role", "tenants", b"tenants", "update_time", b"update_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_identity", b"certificate_identity", "create_time", b"create_time", "etag", b"etag", "expire_time", b"expire_time", "name", b"name", "node", b"node", "previous_token_expire_time", b"previous_token_expire_time", "revoked", b"revoked", "role", b"role", "tenants", b"tenants", "update_time", b"update_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -731,17 +918,31 @@ class ListAuditEntriesRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     page_token: _builtins.str
+    principal: _builtins.str
+    """Only what this principal wrote."""
+    resource: _builtins.str
+    """Only writes of this resource and of what is below it: `tenants/acme`, `tenants`."""
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
+        """Only from this moment on."""
+
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        principal: _builtins.str = ...,
+        resource: _builtins.str = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "principal", b"principal", "resource", b"resource", "since", b"since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -995,6 +1196,60 @@ class RevokeCredentialResponse(_message.Message):
 Global___RevokeCredentialResponse: _TypeAlias = RevokeCredentialResponse  # noqa: Y015
 
 @_typing.final
+class RotateCredentialRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    OVERLAP_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    request_id: _builtins.str
+    @_builtins.property
+    def overlap(self) -> _duration_pb2.Duration:
+        """How long the token of before stays valid beside the new one, at most 30 days. Zero or unset: not at all. While one
+        is still valid from an earlier rotation, that one stays and the newer one is replaced.
+        """
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        overlap: _duration_pb2.Duration | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["overlap", b"overlap"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "overlap", b"overlap", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateCredentialRequest: _TypeAlias = RotateCredentialRequest  # noqa: Y015
+
+@_typing.final
+class RotateCredentialResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CREDENTIAL_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """Shown this once; only its hash is kept."""
+    @_builtins.property
+    def credential(self) -> Global___Credential: ...
+    def __init__(
+        self,
+        *,
+        credential: Global___Credential | None = ...,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RotateCredentialResponse: _TypeAlias = RotateCredentialResponse  # noqa: Y015
+
+@_typing.final
 class GetNodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1085,19 +1340,23 @@ class SetNodeStateRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: Global___SchedulingState.ValueType
     request_id: _builtins.str
+    force: _builtins.bool
+    """Cordon or drain it even if that breaks a model's disruption budget."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         state: Global___SchedulingState.ValueType = ...,
         request_id: _builtins.str = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "name", b"name", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1252,19 +1511,23 @@ class SetEndpointStateRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: Global___SchedulingState.ValueType
     request_id: _builtins.str
+    force: _builtins.bool
+    """Cordon or drain it even if that breaks a model's disruption budget."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         state: Global___SchedulingState.ValueType = ...,
         request_id: _builtins.str = ...,
+        force: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "name", b"name", "request_id", b"request_id", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1289,6 +1552,133 @@ class SetEndpointStateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetEndpointStateResponse: _TypeAlias = SetEndpointStateResponse  # noqa: Y015
+
+@_typing.final
+class Usage(_message.Message):
+    """What one tenant consumed of one model in one interval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    REFUSALS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    FAIL_OPEN_REQUESTS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`tenants/acme`; it may be deleted by now."""
+    model: _builtins.str
+    """`models/llama-3-8b`."""
+    requests: _builtins.int
+    """That ended well, or were given up after tokens had come."""
+    prompt_tokens: _builtins.int
+    cached_tokens: _builtins.int
+    """Those of the prompt tokens that the engines had in their caches."""
+    completion_tokens: _builtins.int
+    refusals: _builtins.int
+    """Refused: quotas, saturation, no endpoint."""
+    failures: _builtins.int
+    """Given an endpoint that failed them."""
+    fail_open_requests: _builtins.int
+    """Of the requests, those that a data plane placed by itself while no scheduler answered."""
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """Start of the interval."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        refusals: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        fail_open_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "fail_open_requests", b"fail_open_requests", "failures", b"failures", "model", b"model", "prompt_tokens", b"prompt_tokens", "refusals", b"refusals", "requests", b"requests", "start_time", b"start_time", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class ListUsageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    START_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    INTERVAL_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    parent: _builtins.str
+    """`tenants/acme`; `tenants/-`: every tenant."""
+    model: _builtins.str
+    """Only of this model; empty: all."""
+    interval: Global___UsageInterval.ValueType
+    """Unset: MINUTE."""
+    page_size: _builtins.int
+    page_token: _builtins.str
+    @_builtins.property
+    def start_time(self) -> _timestamp_pb2.Timestamp:
+        """From this time; unset: a day before `end_time`."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Up to this time, exclusive; unset: now."""
+
+    def __init__(
+        self,
+        *,
+        parent: _builtins.str = ...,
+        model: _builtins.str = ...,
+        start_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        interval: Global___UsageInterval.ValueType = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time", "interval", b"interval", "model", b"model", "page_size", b"page_size", "page_token", b"page_token", "parent", b"parent", "start_time", b"start_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUsageRequest: _TypeAlias = ListUsageRequest  # noqa: Y015
+
+@_typing.final
+class ListUsageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USAGE_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___Usage]: ...
+    def __init__(
+        self,
+        *,
+        usage: _abc.Iterable[Global___Usage] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListUsageResponse: _TypeAlias = ListUsageResponse  # noqa: Y015
 
 @_typing.final
 class GetTenantRequest(_message.Message):

@@ -235,6 +235,11 @@ class AdminStub:
                 request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialRequest.SerializeToString,
                 response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialResponse.FromString,
                 _registered_method=True)
+        self.RotateCredential = channel.unary_unary(
+                '/headway.admin.v1.Admin/RotateCredential',
+                request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialRequest.SerializeToString,
+                response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialResponse.FromString,
+                _registered_method=True)
         self.GetNode = channel.unary_unary(
                 '/headway.admin.v1.Admin/GetNode',
                 request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.GetNodeRequest.SerializeToString,
@@ -274,6 +279,11 @@ class AdminStub:
                 '/headway.admin.v1.Admin/ListAuditEntries',
                 request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesRequest.SerializeToString,
                 response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesResponse.FromString,
+                _registered_method=True)
+        self.ListUsage = channel.unary_unary(
+                '/headway.admin.v1.Admin/ListUsage',
+                request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageRequest.SerializeToString,
+                response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageResponse.FromString,
                 _registered_method=True)
 
 
@@ -522,6 +532,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateCredential(self, request, context):
+        """Gives it a new token; the one before stays valid for a while.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetNode(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -560,13 +577,21 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetEndpointState(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """ACTIVE lifts an ejection, too.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListAuditEntries(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListUsage(self, request, context):
+        """What tenants consumed, oldest first.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -774,6 +799,11 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialRequest.FromString,
                     response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.RevokeCredentialResponse.SerializeToString,
             ),
+            'RotateCredential': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateCredential,
+                    request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialRequest.FromString,
+                    response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialResponse.SerializeToString,
+            ),
             'GetNode': grpc.unary_unary_rpc_method_handler(
                     servicer.GetNode,
                     request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.GetNodeRequest.FromString,
@@ -813,6 +843,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListAuditEntries,
                     request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesRequest.FromString,
                     response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesResponse.SerializeToString,
+            ),
+            'ListUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListUsage,
+                    request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageRequest.FromString,
+                    response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1907,6 +1942,33 @@ class Admin:
             _registered_method=True)
 
     @staticmethod
+    def RotateCredential(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.admin.v1.Admin/RotateCredential',
+            headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialRequest.SerializeToString,
+            headway_dot_admin_dot_v1_dot_admin__pb2.RotateCredentialResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetNode(request,
             target,
             options=(),
@@ -2112,6 +2174,33 @@ class Admin:
             '/headway.admin.v1.Admin/ListAuditEntries',
             headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesRequest.SerializeToString,
             headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.admin.v1.Admin/ListUsage',
+            headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageRequest.SerializeToString,
+            headway_dot_admin_dot_v1_dot_admin__pb2.ListUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -80,6 +80,8 @@ class AdminStub:
     RollbackStrategy: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RollbackStrategyRequest, _admin_pb2.RollbackStrategyResponse]
     """Restores an earlier revision as a new one."""
     RevokeCredential: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RevokeCredentialRequest, _admin_pb2.RevokeCredentialResponse]
+    RotateCredential: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RotateCredentialRequest, _admin_pb2.RotateCredentialResponse]
+    """Gives it a new token; the one before stays valid for a while."""
     GetNode: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetNodeRequest, _admin_pb2.GetNodeResponse]
     ListNodes: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]
     SetNodeState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetNodeStateRequest, _admin_pb2.SetNodeStateResponse]
@@ -88,7 +90,10 @@ class AdminStub:
     GetEndpoint: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetEndpointRequest, _admin_pb2.GetEndpointResponse]
     ListEndpoints: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListEndpointsRequest, _admin_pb2.ListEndpointsResponse]
     SetEndpointState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetEndpointStateRequest, _admin_pb2.SetEndpointStateResponse]
+    """ACTIVE lifts an ejection, too."""
     ListAuditEntries: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAuditEntriesRequest, _admin_pb2.ListAuditEntriesResponse]
+    ListUsage: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListUsageRequest, _admin_pb2.ListUsageResponse]
+    """What tenants consumed, oldest first."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -136,6 +141,8 @@ class AdminAsyncStub(AdminStub):
     RollbackStrategy: _aio.UnaryUnaryMultiCallable[_admin_pb2.RollbackStrategyRequest, _admin_pb2.RollbackStrategyResponse]  # type: ignore[assignment]
     """Restores an earlier revision as a new one."""
     RevokeCredential: _aio.UnaryUnaryMultiCallable[_admin_pb2.RevokeCredentialRequest, _admin_pb2.RevokeCredentialResponse]  # type: ignore[assignment]
+    RotateCredential: _aio.UnaryUnaryMultiCallable[_admin_pb2.RotateCredentialRequest, _admin_pb2.RotateCredentialResponse]  # type: ignore[assignment]
+    """Gives it a new token; the one before stays valid for a while."""
     GetNode: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetNodeRequest, _admin_pb2.GetNodeResponse]  # type: ignore[assignment]
     ListNodes: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListNodesRequest, _admin_pb2.ListNodesResponse]  # type: ignore[assignment]
     SetNodeState: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetNodeStateRequest, _admin_pb2.SetNodeStateResponse]  # type: ignore[assignment]
@@ -144,7 +151,10 @@ class AdminAsyncStub(AdminStub):
     GetEndpoint: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetEndpointRequest, _admin_pb2.GetEndpointResponse]  # type: ignore[assignment]
     ListEndpoints: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListEndpointsRequest, _admin_pb2.ListEndpointsResponse]  # type: ignore[assignment]
     SetEndpointState: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetEndpointStateRequest, _admin_pb2.SetEndpointStateResponse]  # type: ignore[assignment]
+    """ACTIVE lifts an ejection, too."""
     ListAuditEntries: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAuditEntriesRequest, _admin_pb2.ListAuditEntriesResponse]  # type: ignore[assignment]
+    ListUsage: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListUsageRequest, _admin_pb2.ListUsageResponse]  # type: ignore[assignment]
+    """What tenants consumed, oldest first."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Desired state, kept in Postgres. A write reaches every running scheduler before the next Route of a second later."""
@@ -431,6 +441,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_admin_pb2.RevokeCredentialResponse, _abc.Awaitable[_admin_pb2.RevokeCredentialResponse]]: ...
 
     @_abc_1.abstractmethod
+    def RotateCredential(
+        self,
+        request: _admin_pb2.RotateCredentialRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RotateCredentialResponse, _abc.Awaitable[_admin_pb2.RotateCredentialResponse]]:
+        """Gives it a new token; the one before stays valid for a while."""
+
+    @_abc_1.abstractmethod
     def GetNode(
         self,
         request: _admin_pb2.GetNodeRequest,
@@ -478,7 +496,8 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _admin_pb2.SetEndpointStateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.SetEndpointStateResponse, _abc.Awaitable[_admin_pb2.SetEndpointStateResponse]]: ...
+    ) -> _typing.Union[_admin_pb2.SetEndpointStateResponse, _abc.Awaitable[_admin_pb2.SetEndpointStateResponse]]:
+        """ACTIVE lifts an ejection, too."""
 
     @_abc_1.abstractmethod
     def ListAuditEntries(
@@ -486,5 +505,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListAuditEntriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListAuditEntriesResponse, _abc.Awaitable[_admin_pb2.ListAuditEntriesResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListUsage(
+        self,
+        request: _admin_pb2.ListUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListUsageResponse, _abc.Awaitable[_admin_pb2.ListUsageResponse]]:
+        """What tenants consumed, oldest first."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

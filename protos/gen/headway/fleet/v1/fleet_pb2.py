@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from headway.telemetry.v1 import telemetry_pb2 as headway_dot_telemetry_dot_v1_dot_telemetry__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadway/fleet/v1/fleet.proto\x12\x10headway.fleet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$headway/telemetry/v1/telemetry.proto\"\x12\n\x10GetStatusRequest\"\x8c\x01\n\x0eStrategyStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\talgorithm\x18\x02 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x03 \x01(\x08\x12\x0f\n\x07tripped\x18\x04 \x01(\x08\x12\x11\n\tdecisions\x18\x05 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\x04\x12\x12\n\nlast_error\x18\x07 \x01(\t\"\xe5\x03\n\x11GetStatusResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x07started\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x17\n\x0fstore_available\x18\x06 \x01(\x08\x12\r\n\x05nodes\x18\x07 \x01(\r\x12\x11\n\tendpoints\x18\x08 \x01(\r\x12\x19\n\x11\x65ndpoints_healthy\x18\t \x01(\r\x12\x14\n\x0creservations\x18\n \x01(\r\x12\r\n\x05holds\x18\x0b \x01(\r\x12\x0e\n\x06routes\x18\x0c \x01(\x04\x12\x43\n\x08refusals\x18\r \x03(\x0b\x32\x31.headway.fleet.v1.GetStatusResponse.RefusalsEntry\x12\x34\n\nstrategies\x18\x0e \x03(\x0b\x32 .headway.fleet.v1.StrategyStatus\x12\x15\n\rguards_frozen\x18\x0f \x01(\x08\x12\x10\n\x08standing\x18\x10 \x01(\t\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa4\x01\n\x0b\x44\x65viceState\x12,\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.headway.telemetry.v1.Device\x12\x32\n\x06sample\x18\x02 \x01(\x0b\x32\".headway.telemetry.v1.DeviceSample\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0e\n\x06health\x18\x04 \x01(\t\x12\x15\n\rhealth_detail\x18\x05 \x01(\t\"\xa8\x02\n\tNodeState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12\x37\n\x06labels\x18\x06 \x03(\x0b\x32\'.headway.fleet.v1.NodeState.LabelsEntry\x12\x14\n\x0c\x63lock_skew_s\x18\x07 \x01(\x01\x12.\n\x07\x64\x65vices\x18\x08 \x03(\x0b\x32\x1d.headway.fleet.v1.DeviceState\x12\x15\n\rsample_age_ms\x18\t \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd0\x05\n\rEndpointState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x07 \x01(\t\x12.\n\x04role\x18\x08 \x01(\x0e\x32 .headway.telemetry.v1.EngineRole\x12\x0e\n\x06models\x18\t \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\n \x03(\t\x12;\n\x06labels\x18\x0b \x03(\x0b\x32+.headway.fleet.v1.EndpointState.LabelsEntry\x12\x12\n\ngpu_groups\x18\x0c \x03(\t\x12\r\n\x05state\x18\r \x01(\t\x12\x0f\n\x07healthy\x18\x0e \x01(\x08\x12\x13\n\x0bhard_guards\x18\x0f \x03(\t\x12\x13\n\x0bsoft_guards\x18\x10 \x03(\t\x12\x14\n\x0creservations\x18\x11 \x01(\r\x12\x10\n\x08inflight\x18\x12 \x01(\r\x12\x19\n\x11weighted_inflight\x18\x13 \x01(\x01\x12\x19\n\x11queued_prefill_ms\x18\x14 \x01(\x01\x12\x32\n\x06sample\x18\x15 \x01(\x0b\x32\".headway.telemetry.v1.EngineSample\x12\x14\n\x0cindex_blocks\x18\x16 \x01(\x04\x12\x1c\n\x0fmemory_pressure\x18\x17 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rsample_age_ms\x18\x18 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\thit_ratio\x18\x19 \x01(\x01H\x02\x88\x01\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_memory_pressureB\x10\n\x0e_sample_age_msB\x0c\n\n_hit_ratio\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x11ListNodesResponse\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.headway.fleet.v1.NodeState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"L\n\x14ListEndpointsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"d\n\x15ListEndpointsResponse\x12\x32\n\tendpoints\x18\x01 \x03(\x0b\x32\x1f.headway.fleet.v1.EndpointState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"(\n\x11WatchFleetRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\x85\x01\n\x12WatchFleetResponse\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.headway.fleet.v1.NodeState\x12\x32\n\tendpoints\x18\x02 \x03(\x0b\x32\x1f.headway.fleet.v1.EndpointState\x12\x0f\n\x07removed\x18\x03 \x03(\t2\xf0\x02\n\x05\x46leet\x12T\n\tGetStatus\x12\".headway.fleet.v1.GetStatusRequest\x1a#.headway.fleet.v1.GetStatusResponse\x12T\n\tListNodes\x12\".headway.fleet.v1.ListNodesRequest\x1a#.headway.fleet.v1.ListNodesResponse\x12`\n\rListEndpoints\x12&.headway.fleet.v1.ListEndpointsRequest\x1a\'.headway.fleet.v1.ListEndpointsResponse\x12Y\n\nWatchFleet\x12#.headway.fleet.v1.WatchFleetRequest\x1a$.headway.fleet.v1.WatchFleetResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadway/fleet/v1/fleet.proto\x12\x10headway.fleet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a$headway/telemetry/v1/telemetry.proto\"\x0f\n\rWhoAmIRequest\"\x90\x01\n\x0eWhoAmIResponse\x12\x11\n\tprincipal\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0f\n\x07tenants\x18\x04 \x03(\t\x12\r\n\x05shown\x18\x05 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x12\n\x10GetStatusRequest\"\x8c\x01\n\x0eStrategyStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\talgorithm\x18\x02 \x01(\t\x12\x0f\n\x07\x65nabled\x18\x03 \x01(\x08\x12\x0f\n\x07tripped\x18\x04 \x01(\x08\x12\x11\n\tdecisions\x18\x05 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x06 \x01(\x04\x12\x12\n\nlast_error\x18\x07 \x01(\t\"\xe5\x03\n\x11GetStatusResponse\x12\x11\n\tscheduler\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12+\n\x07started\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x12\x17\n\x0fstore_available\x18\x06 \x01(\x08\x12\r\n\x05nodes\x18\x07 \x01(\r\x12\x11\n\tendpoints\x18\x08 \x01(\r\x12\x19\n\x11\x65ndpoints_healthy\x18\t \x01(\r\x12\x14\n\x0creservations\x18\n \x01(\r\x12\r\n\x05holds\x18\x0b \x01(\r\x12\x0e\n\x06routes\x18\x0c \x01(\x04\x12\x43\n\x08refusals\x18\r \x03(\x0b\x32\x31.headway.fleet.v1.GetStatusResponse.RefusalsEntry\x12\x34\n\nstrategies\x18\x0e \x03(\x0b\x32 .headway.fleet.v1.StrategyStatus\x12\x15\n\rguards_frozen\x18\x0f \x01(\x08\x12\x10\n\x08standing\x18\x10 \x01(\t\x1a/\n\rRefusalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa4\x01\n\x0b\x44\x65viceState\x12,\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1c.headway.telemetry.v1.Device\x12\x32\n\x06sample\x18\x02 \x01(\x0b\x32\".headway.telemetry.v1.DeviceSample\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\x0e\n\x06health\x18\x04 \x01(\t\x12\x15\n\rhealth_detail\x18\x05 \x01(\t\"\xa8\x02\n\tNodeState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tconnected\x18\x02 \x01(\x08\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x04 \x01(\t\x12\x15\n\ragent_version\x18\x05 \x01(\t\x12\x37\n\x06labels\x18\x06 \x03(\x0b\x32\'.headway.fleet.v1.NodeState.LabelsEntry\x12\x14\n\x0c\x63lock_skew_s\x18\x07 \x01(\x01\x12.\n\x07\x64\x65vices\x18\x08 \x03(\x0b\x32\x1d.headway.fleet.v1.DeviceState\x12\x15\n\rsample_age_ms\x18\t \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x97\x07\n\rEndpointState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0f\n\x07\x64p_rank\x18\x03 \x01(\r\x12\x0c\n\x04node\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\t\x12\x0e\n\x06\x65ngine\x18\x06 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x07 \x01(\t\x12.\n\x04role\x18\x08 \x01(\x0e\x32 .headway.telemetry.v1.EngineRole\x12\x0e\n\x06models\x18\t \x03(\t\x12\x10\n\x08\x61\x64\x61pters\x18\n \x03(\t\x12;\n\x06labels\x18\x0b \x03(\x0b\x32+.headway.fleet.v1.EndpointState.LabelsEntry\x12\x12\n\ngpu_groups\x18\x0c \x03(\t\x12\r\n\x05state\x18\r \x01(\t\x12\x0f\n\x07healthy\x18\x0e \x01(\x08\x12\x13\n\x0bhard_guards\x18\x0f \x03(\t\x12\x13\n\x0bsoft_guards\x18\x10 \x03(\t\x12\x14\n\x0creservations\x18\x11 \x01(\r\x12\x10\n\x08inflight\x18\x12 \x01(\r\x12\x19\n\x11weighted_inflight\x18\x13 \x01(\x01\x12\x19\n\x11queued_prefill_ms\x18\x14 \x01(\x01\x12\x32\n\x06sample\x18\x15 \x01(\x0b\x32\".headway.telemetry.v1.EngineSample\x12\x14\n\x0cindex_blocks\x18\x16 \x01(\x04\x12\x1c\n\x0fmemory_pressure\x18\x17 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rsample_age_ms\x18\x18 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\thit_ratio\x18\x19 \x01(\x01H\x02\x88\x01\x01\x12H\n\rguard_details\x18\x1a \x03(\x0b\x32\x31.headway.fleet.v1.EndpointState.GuardDetailsEntry\x12\x34\n\x08\x65jection\x18\x1b \x01(\x0b\x32\".headway.fleet.v1.EndpointEjection\x12\x10\n\x08handicap\x18\x1c \x01(\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11GuardDetailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x12\n\x10_memory_pressureB\x10\n\x0e_sample_age_msB\x0c\n\n_hit_ratio\"i\n\x10\x45ndpointEjection\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x13\n\x0bremaining_s\x18\x05 \x01(\x01\"9\n\x10ListNodesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"X\n\x11ListNodesResponse\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.headway.fleet.v1.NodeState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"L\n\x14ListEndpointsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\"d\n\x15ListEndpointsResponse\x12\x32\n\tendpoints\x18\x01 \x03(\x0b\x32\x1f.headway.fleet.v1.EndpointState\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"(\n\x11WatchFleetRequest\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\"\x85\x01\n\x12WatchFleetResponse\x12*\n\x05nodes\x18\x01 \x03(\x0b\x32\x1b.headway.fleet.v1.NodeState\x12\x32\n\tendpoints\x18\x02 \x03(\x0b\x32\x1f.headway.fleet.v1.EndpointState\x12\x0f\n\x07removed\x18\x03 \x03(\t2\xbd\x03\n\x05\x46leet\x12T\n\tGetStatus\x12\".headway.fleet.v1.GetStatusRequest\x1a#.headway.fleet.v1.GetStatusResponse\x12T\n\tListNodes\x12\".headway.fleet.v1.ListNodesRequest\x1a#.headway.fleet.v1.ListNodesResponse\x12`\n\rListEndpoints\x12&.headway.fleet.v1.ListEndpointsRequest\x1a\'.headway.fleet.v1.ListEndpointsResponse\x12Y\n\nWatchFleet\x12#.headway.fleet.v1.WatchFleetRequest\x1a$.headway.fleet.v1.WatchFleetResponse0\x01\x12K\n\x06WhoAmI\x12\x1f.headway.fleet.v1.WhoAmIRequest\x1a .headway.fleet.v1.WhoAmIResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,36 +39,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODESTATE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_ENDPOINTSTATE_LABELSENTRY']._loaded_options = None
   _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATUSREQUEST']._serialized_start=121
-  _globals['_GETSTATUSREQUEST']._serialized_end=139
-  _globals['_STRATEGYSTATUS']._serialized_start=142
-  _globals['_STRATEGYSTATUS']._serialized_end=282
-  _globals['_GETSTATUSRESPONSE']._serialized_start=285
-  _globals['_GETSTATUSRESPONSE']._serialized_end=770
-  _globals['_GETSTATUSRESPONSE_REFUSALSENTRY']._serialized_start=723
-  _globals['_GETSTATUSRESPONSE_REFUSALSENTRY']._serialized_end=770
-  _globals['_DEVICESTATE']._serialized_start=773
-  _globals['_DEVICESTATE']._serialized_end=937
-  _globals['_NODESTATE']._serialized_start=940
-  _globals['_NODESTATE']._serialized_end=1236
-  _globals['_NODESTATE_LABELSENTRY']._serialized_start=1191
-  _globals['_NODESTATE_LABELSENTRY']._serialized_end=1236
-  _globals['_ENDPOINTSTATE']._serialized_start=1239
-  _globals['_ENDPOINTSTATE']._serialized_end=1959
-  _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_start=1191
-  _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_end=1236
-  _globals['_LISTNODESREQUEST']._serialized_start=1961
-  _globals['_LISTNODESREQUEST']._serialized_end=2018
-  _globals['_LISTNODESRESPONSE']._serialized_start=2020
-  _globals['_LISTNODESRESPONSE']._serialized_end=2108
-  _globals['_LISTENDPOINTSREQUEST']._serialized_start=2110
-  _globals['_LISTENDPOINTSREQUEST']._serialized_end=2186
-  _globals['_LISTENDPOINTSRESPONSE']._serialized_start=2188
-  _globals['_LISTENDPOINTSRESPONSE']._serialized_end=2288
-  _globals['_WATCHFLEETREQUEST']._serialized_start=2290
-  _globals['_WATCHFLEETREQUEST']._serialized_end=2330
-  _globals['_WATCHFLEETRESPONSE']._serialized_start=2333
-  _globals['_WATCHFLEETRESPONSE']._serialized_end=2466
-  _globals['_FLEET']._serialized_start=2469
-  _globals['_FLEET']._serialized_end=2837
+  _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._loaded_options = None
+  _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._serialized_options = b'8\001'
+  _globals['_WHOAMIREQUEST']._serialized_start=121
+  _globals['_WHOAMIREQUEST']._serialized_end=136
+  _globals['_WHOAMIRESPONSE']._serialized_start=139
+  _globals['_WHOAMIRESPONSE']._serialized_end=283
+  _globals['_GETSTATUSREQUEST']._serialized_start=285
+  _globals['_GETSTATUSREQUEST']._serialized_end=303
+  _globals['_STRATEGYSTATUS']._serialized_start=306
+  _globals['_STRATEGYSTATUS']._serialized_end=446
+  _globals['_GETSTATUSRESPONSE']._serialized_start=449
+  _globals['_GETSTATUSRESPONSE']._serialized_end=934
+  _globals['_GETSTATUSRESPONSE_REFUSALSENTRY']._serialized_start=887
+  _globals['_GETSTATUSRESPONSE_REFUSALSENTRY']._serialized_end=934
+  _globals['_DEVICESTATE']._serialized_start=937
+  _globals['_DEVICESTATE']._serialized_end=1101
+  _globals['_NODESTATE']._serialized_start=1104
+  _globals['_NODESTATE']._serialized_end=1400
+  _globals['_NODESTATE_LABELSENTRY']._serialized_start=1355
+  _globals['_NODESTATE_LABELSENTRY']._serialized_end=1400
+  _globals['_ENDPOINTSTATE']._serialized_start=1403
+  _globals['_ENDPOINTSTATE']._serialized_end=2322
+  _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_start=1355
+  _globals['_ENDPOINTSTATE_LABELSENTRY']._serialized_end=1400
+  _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._serialized_start=2219
+  _globals['_ENDPOINTSTATE_GUARDDETAILSENTRY']._serialized_end=2270
+  _globals['_ENDPOINTEJECTION']._serialized_start=2324
+  _globals['_ENDPOINTEJECTION']._serialized_end=2429
+  _globals['_LISTNODESREQUEST']._serialized_start=2431
+  _globals['_LISTNODESREQUEST']._serialized_end=2488
+  _globals['_LISTNODESRESPONSE']._serialized_start=2490
+  _globals['_LISTNODESRESPONSE']._serialized_end=2578
+  _globals['_LISTENDPOINTSREQUEST']._serialized_start=2580
+  _globals['_LISTENDPOINTSREQUEST']._serialized_end=2656
+  _globals['_LISTENDPOINTSRESPONSE']._serialized_start=2658
+  _globals['_LISTENDPOINTSRESPONSE']._serialized_end=2758
+  _globals['_WATCHFLEETREQUEST']._serialized_start=2760
+  _globals['_WATCHFLEETREQUEST']._serialized_end=2800
+  _globals['_WATCHFLEETRESPONSE']._serialized_start=2803
+  _globals['_WATCHFLEETRESPONSE']._serialized_end=2936
+  _globals['_FLEET']._serialized_start=2939
+  _globals['_FLEET']._serialized_end=3384
 # @@protoc_insertion_point(module_scope)

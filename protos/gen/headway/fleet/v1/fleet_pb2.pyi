@@ -21,6 +21,65 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class WhoAmIRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoAmIRequest: _TypeAlias = WhoAmIRequest  # noqa: Y015
+
+@_typing.final
+class WhoAmIResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    SHOWN_FIELD_NUMBER: _builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    """`credentials/gateway-1`; `local` without a credential where none is required."""
+    role: _builtins.str
+    """`agent`, `router`, `admin`, `viewer`, `tenant`."""
+    node: _builtins.str
+    """For agents: the only node it may speak for."""
+    shown: _builtins.str
+    """`token`, `previous_token`, `certificate`, `none`."""
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it may name; `*`: any."""
+
+    @_builtins.property
+    def expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When what was shown stops counting; unset: never."""
+
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        role: _builtins.str = ...,
+        node: _builtins.str = ...,
+        tenants: _abc.Iterable[_builtins.str] | None = ...,
+        shown: _builtins.str = ...,
+        expire_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time", "node", b"node", "principal", b"principal", "role", b"role", "shown", b"shown", "tenants", b"tenants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WhoAmIResponse: _TypeAlias = WhoAmIResponse  # noqa: Y015
+
+@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -289,6 +348,26 @@ class EndpointState(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class GuardDetailsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     DP_RANK_FIELD_NUMBER: _builtins.int
@@ -314,6 +393,9 @@ class EndpointState(_message.Message):
     MEMORY_PRESSURE_FIELD_NUMBER: _builtins.int
     SAMPLE_AGE_MS_FIELD_NUMBER: _builtins.int
     HIT_RATIO_FIELD_NUMBER: _builtins.int
+    GUARD_DETAILS_FIELD_NUMBER: _builtins.int
+    EJECTION_FIELD_NUMBER: _builtins.int
+    HANDICAP_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`endpoints/10.0.0.1:8000@0`."""
     address: _builtins.str
@@ -333,6 +415,8 @@ class EndpointState(_message.Message):
     sample_age_ms: _builtins.float
     hit_ratio: _builtins.float
     """0 to 1 over the engine's counters; unset: unknown."""
+    handicap: _builtins.float
+    """Requests that it counts in flight beyond those it has: it failed lately, or starts slowly."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -351,6 +435,14 @@ class EndpointState(_message.Message):
     def soft_guards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def sample(self) -> _telemetry_pb2.EngineSample: ...
+    @_builtins.property
+    def guard_details(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What closed a guard, by its name, where there is more to say: the device, the value and its limit."""
+
+    @_builtins.property
+    def ejection(self) -> Global___EndpointEjection:
+        """Set while it is ejected or probed."""
+
     def __init__(
         self,
         *,
@@ -379,10 +471,13 @@ class EndpointState(_message.Message):
         memory_pressure: _builtins.float | None = ...,
         sample_age_ms: _builtins.float | None = ...,
         hit_ratio: _builtins.float | None = ...,
+        guard_details: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ejection: Global___EndpointEjection | None = ...,
+        handicap: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_hit_ratio", b"_hit_ratio", "_memory_pressure", b"_memory_pressure", "_sample_age_ms", b"_sample_age_ms", "hit_ratio", b"hit_ratio", "memory_pressure", b"memory_pressure", "sample", b"sample", "sample_age_ms", b"sample_age_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_hit_ratio", b"_hit_ratio", "_memory_pressure", b"_memory_pressure", "_sample_age_ms", b"_sample_age_ms", "ejection", b"ejection", "hit_ratio", b"hit_ratio", "memory_pressure", b"memory_pressure", "sample", b"sample", "sample_age_ms", b"sample_age_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hit_ratio", b"_hit_ratio", "_memory_pressure", b"_memory_pressure", "_sample_age_ms", b"_sample_age_ms", "adapters", b"adapters", "address", b"address", "devices", b"devices", "dp_rank", b"dp_rank", "engine", b"engine", "engine_version", b"engine_version", "gpu_groups", b"gpu_groups", "hard_guards", b"hard_guards", "healthy", b"healthy", "hit_ratio", b"hit_ratio", "index_blocks", b"index_blocks", "inflight", b"inflight", "labels", b"labels", "memory_pressure", b"memory_pressure", "models", b"models", "name", b"name", "node", b"node", "queued_prefill_ms", b"queued_prefill_ms", "reservations", b"reservations", "role", b"role", "sample", b"sample", "sample_age_ms", b"sample_age_ms", "soft_guards", b"soft_guards", "state", b"state", "weighted_inflight", b"weighted_inflight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_hit_ratio", b"_hit_ratio", "_memory_pressure", b"_memory_pressure", "_sample_age_ms", b"_sample_age_ms", "adapters", b"adapters", "address", b"address", "devices", b"devices", "dp_rank", b"dp_rank", "ejection", b"ejection", "engine", b"engine", "engine_version", b"engine_version", "gpu_groups", b"gpu_groups", "guard_details", b"guard_details", "handicap", b"handicap", "hard_guards", b"hard_guards", "healthy", b"healthy", "hit_ratio", b"hit_ratio", "index_blocks", b"index_blocks", "inflight", b"inflight", "labels", b"labels", "memory_pressure", b"memory_pressure", "models", b"models", "name", b"name", "node", b"node", "queued_prefill_ms", b"queued_prefill_ms", "reservations", b"reservations", "role", b"role", "sample", b"sample", "sample_age_ms", b"sample_age_ms", "soft_guards", b"soft_guards", "state", b"state", "weighted_inflight", b"weighted_inflight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__hit_ratio: _TypeAlias = _typing.Literal["hit_ratio"]  # noqa: Y015
     _WhichOneofArgType__hit_ratio: _TypeAlias = _typing.Literal["_hit_ratio", b"_hit_ratio"]  # noqa: Y015
@@ -398,6 +493,44 @@ class EndpointState(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sample_age_ms) -> _WhichOneofReturnType__sample_age_ms | None: ...
 
 Global___EndpointState: _TypeAlias = EndpointState  # noqa: Y015
+
+@_typing.final
+class EndpointEjection(_message.Message):
+    """An endpoint is out because its requests failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    DURATION_S_FIELD_NUMBER: _builtins.int
+    REMAINING_S_FIELD_NUMBER: _builtins.int
+    phase: _builtins.str
+    """`ejected`; `probing`: a few requests are let through."""
+    reason: _builtins.str
+    """`consecutive_faults`, `failure_rate`, `failed_probe`."""
+    count: _builtins.int
+    """Ejections in a row."""
+    duration_s: _builtins.float
+    """How long this one lasts."""
+    remaining_s: _builtins.float
+    """Until it is probed."""
+    def __init__(
+        self,
+        *,
+        phase: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        count: _builtins.int = ...,
+        duration_s: _builtins.float = ...,
+        remaining_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "duration_s", b"duration_s", "phase", b"phase", "reason", b"reason", "remaining_s", b"remaining_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndpointEjection: _TypeAlias = EndpointEjection  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):

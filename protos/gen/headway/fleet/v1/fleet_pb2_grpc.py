@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FleetStub:
-    """Read-only; any authenticated role but agent.
+    """Read-only; the roles viewer, router and admin. WhoAmI is for everyone with a credential.
     """
 
     def __init__(self, channel):
@@ -55,10 +55,15 @@ class FleetStub:
                 request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
                 response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/headway.fleet.v1.Fleet/WhoAmI',
+                request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
-    """Read-only; any authenticated role but agent.
+    """Read-only; the roles viewer, router and admin. WhoAmI is for everyone with a credential.
     """
 
     def GetStatus(self, request, context):
@@ -81,6 +86,13 @@ class FleetServicer:
 
     def WatchFleet(self, request, context):
         """The whole fleet, then what changed, at most once an interval.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoAmI(self, request, context):
+        """What the caller's credential is good for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -109,6 +121,11 @@ def add_FleetServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.FromString,
                     response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.SerializeToString,
             ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WhoAmIRequest.FromString,
+                    response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WhoAmIResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'headway.fleet.v1.Fleet', rpc_method_handlers)
@@ -118,7 +135,7 @@ def add_FleetServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Fleet:
-    """Read-only; any authenticated role but agent.
+    """Read-only; the roles viewer, router and admin. WhoAmI is for everyone with a credential.
     """
 
     @staticmethod
@@ -219,6 +236,33 @@ class Fleet:
             '/headway.fleet.v1.Fleet/WatchFleet',
             headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
             headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.fleet.v1.Fleet/WhoAmI',
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.WhoAmIRequest.SerializeToString,
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.WhoAmIResponse.FromString,
             options,
             channel_credentials,
             insecure,

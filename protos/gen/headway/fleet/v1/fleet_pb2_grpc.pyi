@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class FleetStub:
-    """Read-only; any authenticated role but agent."""
+    """Read-only; the roles viewer, router and admin. WhoAmI is for everyone with a credential."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,10 +38,12 @@ class FleetStub:
     ListEndpoints: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListEndpointsRequest, _fleet_pb2.ListEndpointsResponse]
     WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]
     """The whole fleet, then what changed, at most once an interval."""
+    WhoAmI: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.WhoAmIRequest, _fleet_pb2.WhoAmIResponse]
+    """What the caller's credential is good for."""
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
-    """Read-only; any authenticated role but agent."""
+    """Read-only; the roles viewer, router and admin. WhoAmI is for everyone with a credential."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetStatusRequest, _fleet_pb2.GetStatusResponse]  # type: ignore[assignment]
@@ -49,9 +51,11 @@ class FleetAsyncStub(FleetStub):
     ListEndpoints: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListEndpointsRequest, _fleet_pb2.ListEndpointsResponse]  # type: ignore[assignment]
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]  # type: ignore[assignment]
     """The whole fleet, then what changed, at most once an interval."""
+    WhoAmI: _aio.UnaryUnaryMultiCallable[_fleet_pb2.WhoAmIRequest, _fleet_pb2.WhoAmIResponse]  # type: ignore[assignment]
+    """What the caller's credential is good for."""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
-    """Read-only; any authenticated role but agent."""
+    """Read-only; the roles viewer, router and admin. WhoAmI is for everyone with a credential."""
 
     @_abc_1.abstractmethod
     def GetStatus(
@@ -81,5 +85,13 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchFleetResponse], _abc.AsyncIterator[_fleet_pb2.WatchFleetResponse]]:
         """The whole fleet, then what changed, at most once an interval."""
+
+    @_abc_1.abstractmethod
+    def WhoAmI(
+        self,
+        request: _fleet_pb2.WhoAmIRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.WhoAmIResponse, _abc.Awaitable[_fleet_pb2.WhoAmIResponse]]:
+        """What the caller's credential is good for."""
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -172,6 +172,76 @@ RESUME_STATUS_INVALID: ResumeStatus.ValueType  # 4
 Global___ResumeStatus: _TypeAlias = ResumeStatus  # noqa: Y015
 
 @_typing.final
+class IdentifyKeysRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_SHA256_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key_sha256(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """SHA-256 of each key, 32 bytes: keys themselves stay with the data plane. At most 1000."""
+
+    def __init__(
+        self,
+        *,
+        key_sha256: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_sha256", b"key_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentifyKeysRequest: _TypeAlias = IdentifyKeysRequest  # noqa: Y015
+
+@_typing.final
+class KeyIdentity(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`acme`; empty: the key is unknown, expired or revoked, or of a tenant that the caller may not name."""
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeyIdentity: _TypeAlias = KeyIdentity  # noqa: Y015
+
+@_typing.final
+class IdentifyKeysResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDENTITIES_FIELD_NUMBER: _builtins.int
+    VALID_FOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def identities(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeyIdentity]:
+        """One for each of the request, in its order."""
+
+    @_builtins.property
+    def valid_for(self) -> _duration_pb2.Duration:
+        """How long they may be remembered."""
+
+    def __init__(
+        self,
+        *,
+        identities: _abc.Iterable[Global___KeyIdentity] | None = ...,
+        valid_for: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["valid_for", b"valid_for"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["identities", b"identities", "valid_for", b"valid_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___IdentifyKeysResponse: _TypeAlias = IdentifyKeysResponse  # noqa: Y015
+
+@_typing.final
 class ChatMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -910,6 +980,7 @@ class ResumedReservation(_message.Message):
     FIRST_TOKEN_SEEN_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    FAIL_OPEN_FIELD_NUMBER: _builtins.int
     reservation_id: _builtins.str
     request_id: _builtins.str
     tenant: _builtins.str
@@ -922,6 +993,8 @@ class ResumedReservation(_message.Message):
     max_tokens: _builtins.int
     task_hint: Global___TaskHint.ValueType
     first_token_seen: _builtins.bool
+    fail_open: _builtins.bool
+    """The holder chose the endpoint by itself, while no scheduler answered."""
     @_builtins.property
     def started(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -944,10 +1017,11 @@ class ResumedReservation(_message.Message):
         first_token_seen: _builtins.bool = ...,
         started: _timestamp_pb2.Timestamp | None = ...,
         blocks: Global___BlockHashes | None = ...,
+        fail_open: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "blocks", b"blocks", "max_tokens", b"max_tokens", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "adapter", b"adapter", "blocks", b"blocks", "endpoint", b"endpoint", "first_token_seen", b"first_token_seen", "matched_tokens", b"matched_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reservation_id", b"reservation_id", "started", b"started", "task_hint", b"task_hint", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "adapter", b"adapter", "blocks", b"blocks", "endpoint", b"endpoint", "fail_open", b"fail_open", "first_token_seen", b"first_token_seen", "matched_tokens", b"matched_tokens", "max_tokens", b"max_tokens", "model", b"model", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "reservation_id", b"reservation_id", "started", b"started", "task_hint", b"task_hint", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -1272,6 +1346,26 @@ class ExplainRow(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class GuardDetailsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENDPOINT_FIELD_NUMBER: _builtins.int
     CHOSEN_FIELD_NUMBER: _builtins.int
     HARD_GUARDS_FIELD_NUMBER: _builtins.int
@@ -1287,6 +1381,7 @@ class ExplainRow(_message.Message):
     TEMPERATURE_C_FIELD_NUMBER: _builtins.int
     KV_USE_FIELD_NUMBER: _builtins.int
     SAMPLE_AGE_MS_FIELD_NUMBER: _builtins.int
+    GUARD_DETAILS_FIELD_NUMBER: _builtins.int
     chosen: _builtins.bool
     cost: _builtins.float
     predicted_ttft_ms: _builtins.float
@@ -1311,6 +1406,10 @@ class ExplainRow(_message.Message):
     def soft_guards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What forbids dispatch for now (`memory_pressure`, `queue`, …)."""
 
+    @_builtins.property
+    def guard_details(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What closed a guard, by its name, where there is more to say: the device, the value and its limit."""
+
     def __init__(
         self,
         *,
@@ -1329,10 +1428,11 @@ class ExplainRow(_message.Message):
         temperature_c: _builtins.float | None = ...,
         kv_use: _builtins.float | None = ...,
         sample_age_ms: _builtins.float | None = ...,
+        guard_details: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "_kv_use", b"_kv_use", "_memory_pressure", b"_memory_pressure", "_predicted_ttft_ms", b"_predicted_ttft_ms", "_sample_age_ms", b"_sample_age_ms", "_temperature_c", b"_temperature_c", "_utilization", b"_utilization", "cost", b"cost", "endpoint", b"endpoint", "kv_use", b"kv_use", "memory_pressure", b"memory_pressure", "predicted_ttft_ms", b"predicted_ttft_ms", "sample_age_ms", b"sample_age_ms", "temperature_c", b"temperature_c", "utilization", b"utilization"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "_kv_use", b"_kv_use", "_memory_pressure", b"_memory_pressure", "_predicted_ttft_ms", b"_predicted_ttft_ms", "_sample_age_ms", b"_sample_age_ms", "_temperature_c", b"_temperature_c", "_utilization", b"_utilization", "chosen", b"chosen", "cost", b"cost", "endpoint", b"endpoint", "hard_guards", b"hard_guards", "inflight", b"inflight", "kv_use", b"kv_use", "matched_tokens", b"matched_tokens", "memory_pressure", b"memory_pressure", "predicted_ttft_ms", b"predicted_ttft_ms", "queued_prefill_ms", b"queued_prefill_ms", "sample_age_ms", b"sample_age_ms", "soft_guards", b"soft_guards", "temperature_c", b"temperature_c", "utilization", b"utilization", "weighted_inflight", b"weighted_inflight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cost", b"_cost", "_kv_use", b"_kv_use", "_memory_pressure", b"_memory_pressure", "_predicted_ttft_ms", b"_predicted_ttft_ms", "_sample_age_ms", b"_sample_age_ms", "_temperature_c", b"_temperature_c", "_utilization", b"_utilization", "chosen", b"chosen", "cost", b"cost", "endpoint", b"endpoint", "guard_details", b"guard_details", "hard_guards", b"hard_guards", "inflight", b"inflight", "kv_use", b"kv_use", "matched_tokens", b"matched_tokens", "memory_pressure", b"memory_pressure", "predicted_ttft_ms", b"predicted_ttft_ms", "queued_prefill_ms", b"queued_prefill_ms", "sample_age_ms", b"sample_age_ms", "soft_guards", b"soft_guards", "temperature_c", b"temperature_c", "utilization", b"utilization", "weighted_inflight", b"weighted_inflight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cost: _TypeAlias = _typing.Literal["cost"]  # noqa: Y015
     _WhichOneofArgType__cost: _TypeAlias = _typing.Literal["_cost", b"_cost"]  # noqa: Y015

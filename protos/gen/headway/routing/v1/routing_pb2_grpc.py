@@ -61,6 +61,11 @@ class RouterStub:
                 request_serializer=headway_dot_routing_dot_v1_dot_routing__pb2.ExplainRequest.SerializeToString,
                 response_deserializer=headway_dot_routing_dot_v1_dot_routing__pb2.ExplainResponse.FromString,
                 _registered_method=True)
+        self.IdentifyKeys = channel.unary_unary(
+                '/headway.routing.v1.Router/IdentifyKeys',
+                request_serializer=headway_dot_routing_dot_v1_dot_routing__pb2.IdentifyKeysRequest.SerializeToString,
+                response_deserializer=headway_dot_routing_dot_v1_dot_routing__pb2.IdentifyKeysResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServicer:
@@ -106,6 +111,13 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def IdentifyKeys(self, request, context):
+        """Which tenants end users' keys are of. A data plane may remember an answer for as long as it says.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -133,6 +145,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Explain,
                     request_deserializer=headway_dot_routing_dot_v1_dot_routing__pb2.ExplainRequest.FromString,
                     response_serializer=headway_dot_routing_dot_v1_dot_routing__pb2.ExplainResponse.SerializeToString,
+            ),
+            'IdentifyKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.IdentifyKeys,
+                    request_deserializer=headway_dot_routing_dot_v1_dot_routing__pb2.IdentifyKeysRequest.FromString,
+                    response_serializer=headway_dot_routing_dot_v1_dot_routing__pb2.IdentifyKeysResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -272,6 +289,33 @@ class Router:
             '/headway.routing.v1.Router/Explain',
             headway_dot_routing_dot_v1_dot_routing__pb2.ExplainRequest.SerializeToString,
             headway_dot_routing_dot_v1_dot_routing__pb2.ExplainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IdentifyKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.routing.v1.Router/IdentifyKeys',
+            headway_dot_routing_dot_v1_dot_routing__pb2.IdentifyKeysRequest.SerializeToString,
+            headway_dot_routing_dot_v1_dot_routing__pb2.IdentifyKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

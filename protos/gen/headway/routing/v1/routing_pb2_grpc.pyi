@@ -50,6 +50,8 @@ class RouterStub:
     """Announce again the reservations a data plane still holds, after a scheduler restart or a lost stream."""
     Explain: _grpc.UnaryUnaryMultiCallable[_routing_pb2.ExplainRequest, _routing_pb2.ExplainResponse]
     """The whole table of endpoints, guards and costs for a request. Reserves nothing."""
+    IdentifyKeys: _grpc.UnaryUnaryMultiCallable[_routing_pb2.IdentifyKeysRequest, _routing_pb2.IdentifyKeysResponse]
+    """Which tenants end users' keys are of. A data plane may remember an answer for as long as it says."""
 
 @_typing.type_check_only
 class RouterAsyncStub(RouterStub):
@@ -73,6 +75,8 @@ class RouterAsyncStub(RouterStub):
     """Announce again the reservations a data plane still holds, after a scheduler restart or a lost stream."""
     Explain: _aio.UnaryUnaryMultiCallable[_routing_pb2.ExplainRequest, _routing_pb2.ExplainResponse]  # type: ignore[assignment]
     """The whole table of endpoints, guards and costs for a request. Reserves nothing."""
+    IdentifyKeys: _aio.UnaryUnaryMultiCallable[_routing_pb2.IdentifyKeysRequest, _routing_pb2.IdentifyKeysResponse]  # type: ignore[assignment]
+    """Which tenants end users' keys are of. A data plane may remember an answer for as long as it says."""
 
 class RouterServicer(metaclass=_abc_1.ABCMeta):
     """A data plane asks Router for an endpoint, sends the request there itself, and reports what happened.
@@ -123,5 +127,13 @@ class RouterServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_routing_pb2.ExplainResponse, _abc.Awaitable[_routing_pb2.ExplainResponse]]:
         """The whole table of endpoints, guards and costs for a request. Reserves nothing."""
+
+    @_abc_1.abstractmethod
+    def IdentifyKeys(
+        self,
+        request: _routing_pb2.IdentifyKeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_routing_pb2.IdentifyKeysResponse, _abc.Awaitable[_routing_pb2.IdentifyKeysResponse]]:
+        """Which tenants end users' keys are of. A data plane may remember an answer for as long as it says."""
 
 def add_RouterServicer_to_server(servicer: RouterServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
