@@ -11,10 +11,10 @@ from aiohttp import web
 from headway_scheduler.app import Scheduler
 from headway_scheduler.errors import HeadwayError, NoCredential
 from headway_scheduler.faults import unexpected
-from headway_scheduler.rpc.admin import AdminService
 from headway_scheduler.rpc.authentication import Authenticator
+from headway_scheduler.rpc.failures import Failures
 from headway_scheduler.rpc.http_refusals import api_error
-from headway_scheduler.rpc.live import LiveFleet
+from headway_scheduler.rpc.live import admin_service
 
 from headway_console import history
 from headway_console.decisions import NO_RECORD, DecisionLog
@@ -49,24 +49,19 @@ class Console:
     def __init__(self, scheduler: Scheduler, record: DecisionLog = NO_RECORD) -> None:
         config = scheduler.config
         authenticator = Authenticator(
-            lambda: scheduler.desired, required=config.credentials_required, clock=lambda: datetime.now(UTC)
+            lambda: scheduler.desired,
+            required=config.credentials_required,
+            clock=lambda: datetime.now(UTC),
+            failures=Failures(config.authentication_failures_per_minute, time.monotonic, scheduler.authentication),
         )
         self.doorkeeper = Doorkeeper(
             authenticator,
             Sessions(time.monotonic),
             required=config.credentials_required,
             private=config.http_is_private,
+            certificate_required=config.certificate_required,
         )
-        admin = Admin(
-            AdminService(
-                store=scheduler.store,
-                state=lambda: scheduler.desired,
-                refresh=scheduler.refresh,
-                check_strategy=scheduler.registry.check,
-                fleet=LiveFleet(scheduler),
-                check_model=scheduler.tokenizers.check,
-            )
-        )
+        admin = Admin(admin_service(scheduler))
         self.pages = Pages(config.name, secure=config.http_tls)
         self.history = History(scheduler)
         self.effects = Effects(lambda: scheduler.desired, record, time.time)
@@ -211,11 +206,10 @@ class Console:
         self.doorkeeper.check_origin(request)
         form = await _form(request)
         try:
-            session = self.doorkeeper.sign_in(form.get("token", ""))
+            session = self.doorkeeper.sign_in(form.get("token", ""), request)
         except HeadwayError as error:
-            problem = (
-                "This token is not known, or does not count any more." if isinstance(error, NoCredential) else error
-            )
+            unknown = isinstance(error, NoCredential)
+            problem = "This token is not known, or does not count any more." if unknown else error.message
             log.warning("console_sign_in_failed", peer=request.remote, reason=error.reason)
             return self.pages.bare(
                 request, "sign_in.html", api_error(error).status, problem=problem, private=self.doorkeeper.private

@@ -38,6 +38,10 @@ class Authenticates(Protocol):
         """The principal, or the one that stands for nobody in particular. Raises NoCredential."""
         ...
 
+    def refusal(self, error: NoCredential, address: str) -> HeadwayError:
+        """What a peer is told whose credential does not count; it is counted and, if there are many, slowed down."""
+        ...
+
 
 class ForeignOrigin(NotPermitted):
     """A page of another site sent this, or it was not sent by one of ours."""
@@ -76,24 +80,37 @@ class Doorkeeper:
 
     `required`: everyone must sign in. Else whoever reaches the port may do anything, as over the API, so that only
     requests to this host's own names are answered: a foreign page whose name resolves to 127.0.0.1 is not.
-    `private`: tokens may travel over this port.
+    `private`: tokens may travel over this port. `certificate_required`: of a browser without one nothing is heard.
     """
 
-    def __init__(self, authenticator: Authenticates, sessions: Sessions, *, required: bool, private: bool) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticates,
+        sessions: Sessions,
+        *,
+        required: bool,
+        private: bool,
+        certificate_required: bool = False,
+    ) -> None:
         self._authenticator, self.sessions = authenticator, sessions
-        self.required, self.private = required, private
+        self.required, self.private, self._certificate_required = required, private, certificate_required
 
-    def sign_in(self, token: str) -> Session:
-        """A session for whoever has this token. Raises NoCredential, NotPermitted."""
+    def sign_in(self, token: str, request: web.Request) -> Session:
+        """A session for whoever has this token. Raises NoCredential, TooManyFailures, NotPermitted."""
+        self.check_certificate(request)
         if not self.private:
             raise NotPermitted("beyond loopback, signing in needs http_tls or insecure=true")
         authorization = f"Bearer {token.strip()}"
-        self._enter(authorization)
+        try:
+            self._enter(authorization)
+        except NoCredential as error:
+            raise self._authenticator.refusal(error, request.remote or "") from None
         return self.sessions.open(authorization)
 
     def admit(self, request: web.Request) -> Visit | None:
         """Who asks; None: they must sign in first. Raises NotPermitted, ForeignOrigin."""
         self.check_host(request)
+        self.check_certificate(request)
         session = self.sessions.find(request.cookies.get(COOKIE, ""))
         if session is None:
             if self.required:
@@ -127,6 +144,11 @@ class Doorkeeper:
         host = request.host if request.host.endswith("]") else request.host.rpartition(":")[0] or request.host
         if host.lower() not in _HERE:
             raise ForeignOrigin("without credentials, the console answers only under localhost, 127.0.0.1 and [::1]")
+
+    def check_certificate(self, request: web.Request) -> None:
+        """Raises NoCredential where the browser must show a certificate, and did not."""
+        if self._certificate_required and not request.get_extra_info("peercert"):
+            raise NoCredential("a client certificate is required")
 
     def _enter(self, authorization: str | None) -> Principal:
         principal = self._authenticator.authenticate(authorization)

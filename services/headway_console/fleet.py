@@ -10,7 +10,7 @@ from headway.admin.v1 import admin_pb2 as pb
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.names import ENDPOINTS, NODES
-from headway_scheduler.errors import InvalidField, UnknownResource
+from headway_scheduler.errors import DisruptionBudgetBroken, InvalidField, UnknownResource
 from headway_scheduler.fleet.fleet import Endpoint
 from headway_scheduler.strategies.base import SoftGuard
 from markupsafe import Markup
@@ -117,20 +117,24 @@ class FleetPages:
             groups=self._fleet.groups_of(endpoint),
             tenants=self._fleet.tenants_of(endpoint),
             index_blocks=self._scheduler.index.blocks(endpoint.slot),
+            why_closed=self._fleet.why_closed(endpoint),
         )
 
     async def set_state(self, visit: Visit, form: "dict[str, str]") -> web.Response:
         """Cordon, drain or uncordon a node or an endpoint."""
-        name, state = form.get("name", ""), _STATES.get(form.get("state", ""))
+        name, state, force = form.get("name", ""), _STATES.get(form.get("state", "")), form.get("force") == "true"
         if state is None:
             raise InvalidField("state", f"is none of {', '.join(_STATES)}")
         wanted = pb.SchedulingState.Value(f"SCHEDULING_STATE_{state.name}")
-        if name.startswith(f"{NODES}/"):
-            await self._admin.call(visit.principal, "SetNodeState", pb.SetNodeStateRequest(name=name, state=wanted))
-        else:
-            await self._admin.call(
-                visit.principal, "SetEndpointState", pb.SetEndpointStateRequest(name=name, state=wanted)
-            )
+        try:
+            if name.startswith(f"{NODES}/"):
+                node = pb.SetNodeStateRequest(name=name, state=wanted, force=force)
+                await self._admin.call(visit.principal, "SetNodeState", node)
+            else:
+                endpoint = pb.SetEndpointStateRequest(name=name, state=wanted, force=force)
+                await self._admin.call(visit.principal, "SetEndpointState", endpoint)
+        except DisruptionBudgetBroken as error:
+            return self._pages.page(visit, "force.html", 409, error=error, form=form, back=_back(form))
         done = {"active": "is back in service", "cordoned": "is cordoned", "draining": "drains"}[state.value]
         visit.session.notice = f"{name.partition('/')[2]} {done}."
         return see_other(_back(form))
@@ -178,16 +182,26 @@ class FleetPages:
             if hit:
                 link = f"{fleet_page}/nodes/{hit[0][0].id}"
                 found.append(Trouble(severity, f"{_count(len(hit), 'device')} {words}", link))
-        for guard in ("not_ready", "ejected"):
-            closed = [each for each in self._fleet.endpoints.values() if guard in self._fleet.hard_guards(each)]
-            if closed:
-                link = f"{fleet_page}/endpoints/{closed[0].id}"
-                found.append(Trouble("bad", f"{_count(len(closed), 'endpoint')} {guard.replace('_', ' ')}", link))
+        closed = self._closed()
+        for guard in ("not_ready", "ejected", "contested"):
+            hit_by = closed.get(guard, [])
+            if hit_by:
+                link = f"{fleet_page}/endpoints/{hit_by[0].id}"
+                found.append(Trouble("bad", f"{_count(len(hit_by), 'endpoint')} {guard.replace('_', ' ')}", link))
         now = scheduler.clock()
         for each in scheduler.registry.installed.values():
             if each.tripped_until is not None and now < each.tripped_until:
                 words = f"Strategy {each.config.id} keeps failing; its fallback decides"
                 found.append(Trouble("bad", words, f"{PREFIX}/strategies/{each.config.id}"))
+        return found
+
+    def _closed(self) -> dict[str, list[Endpoint]]:
+        """Endpoints by each hard guard that closes them."""
+        is_open, found = self._fleet.columns.open, dict[str, list[Endpoint]]()
+        for endpoint in self._fleet.endpoints.values():
+            if not is_open[endpoint.slot]:
+                for guard in self._fleet.hard_guards(endpoint):
+                    found.setdefault(guard, []).append(endpoint)
         return found
 
     def _rows(self, query: "dict[str, str]") -> tuple[list[EndpointRow], int]:

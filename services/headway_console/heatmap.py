@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import xxhash
-from headway_scheduler.domain.device import Device, DeviceKind, DeviceSample
+from headway_scheduler.domain.device import Device, DeviceEventKind, DeviceKind, DeviceSample
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.measurement import Measurement, MissingReason
 from headway_scheduler.fleet.fleet import Fleet, Node
@@ -144,11 +144,12 @@ _NOTHING: Final = DeviceSample("")
 
 
 def _state(node: Node, device: Device, sample: DeviceSample) -> tuple[str, str]:
-    failure = node.failures.get(device.uuid, "") or node.failures.get(device.parent_uuid, "")
-    if sample.memory_used_bytes.missing is MissingReason.LOST or failure == "lost":
+    failure = node.failures.get(device.uuid) or node.failures.get(device.parent_uuid)
+    lost = failure is not None and failure.kind is DeviceEventKind.LOST
+    if lost or sample.memory_used_bytes.missing is MissingReason.LOST:
         return "lost", "fell off the bus: the driver does not see it any more"
-    if failure:
-        return "failed", failure
+    if failure is not None:
+        return "failed", f"XID {failure.xid}" if failure.xid else failure.kind.value.replace("_", " ")
     if node.stale or not node.connected:
         return "stale", "its agent is not heard"
     if not _HOT.isdisjoint(sample.throttle_reasons):

@@ -14,7 +14,7 @@ from headway.admin.v1 import admin_pb2 as pb
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Binding, Tenant
 from headway_scheduler.domain.names import TENANTS
-from headway_scheduler.domain.usage import Usage
+from headway_scheduler.domain.usage import Interval, Usage
 from headway_scheduler.errors import InvalidField, StoreDown, UnknownTenant
 from markupsafe import Markup
 
@@ -71,7 +71,8 @@ class TenantPages:
 
     async def overview(self, visit: Visit) -> web.Response:
         """All tenants and groups."""
-        usage = await self._usage("")
+        usage = await self._usage(_MINUTES, Interval.TOTAL)
+        lately = await self._usage(2, Interval.MINUTE)
         desired, fleet = self._scheduler.desired, self._scheduler.fleet
         members: dict[str, int] = defaultdict(int)
         for endpoint in fleet.endpoints.values():
@@ -80,7 +81,7 @@ class TenantPages:
         return self._pages.page(
             visit,
             "tenants.html",
-            rows=self._rows(usage or ()),
+            rows=self._rows(usage or (), lately or ()),
             usage_known=usage is not None,
             groups=sorted(desired.groups.values(), key=lambda group: group.id),
             members=members,
@@ -93,11 +94,11 @@ class TenantPages:
         tenant = self._scheduler.desired.tenants.get(name)
         if tenant is None:
             raise UnknownTenant(f"{TENANTS}/{name}", "name")
-        usage = await self._usage(name)
+        usage = await self._usage(_MINUTES, Interval.MINUTE, name)
         return self._pages.page(
             visit,
             "tenant.html",
-            row=self._row(tenant, usage or (), 0, self._granted(tenant)),
+            row=self._row(tenant, usage or (), usage or (), 0),
             usage_known=usage is not None,
             usage_chart=self._usage_chart(usage or ()),
             by_model=_by_model(usage or ()),
@@ -122,38 +123,38 @@ class TenantPages:
 
     # Inside
 
-    async def _usage(self, tenant: str) -> Sequence[Usage] | None:
-        """The last hour's; None: the database cannot be reached."""
+    async def _usage(self, minutes: int, interval: Interval, tenant: str = "") -> Sequence[Usage] | None:
+        """The last full minutes', and the one that runs; None: the database cannot be reached."""
         until = self._now().replace(second=0, microsecond=0) + timedelta(minutes=1)
+        since = until - timedelta(minutes=minutes)
         try:
-            return await self._scheduler.store.usage(
-                since=until - timedelta(minutes=_MINUTES), until=until, tenant=tenant
-            )
+            return await self._scheduler.store.usage(since=since, until=until, tenant=tenant, interval=interval)
         except StoreDown:
             return None
 
-    def _rows(self, usage: Iterable[Usage]) -> list[TenantRow]:
-        of = defaultdict[str, list[Usage]](list)
+    def _rows(self, usage: Iterable[Usage], lately: Iterable[Usage]) -> list[TenantRow]:
+        of, last = defaultdict[str, list[Usage]](list), defaultdict[str, list[Usage]](list)
         total = 0
         for each in usage:
             of[each.tenant].append(each)
             total += _tokens(each)
+        for each in lately:
+            last[each.tenant].append(each)
         tenants = sorted(self._scheduler.desired.tenants.values(), key=lambda tenant: tenant.id)
-        return [self._row(tenant, of.get(tenant.id, ()), total, self._granted(tenant)) for tenant in tenants]
+        return [self._row(tenant, of[tenant.id], last[tenant.id], total) for tenant in tenants]
 
-    def _row(self, tenant: Tenant, usage: Iterable[Usage], total: int, granted: float) -> TenantRow:
-        fleet, mine = self._scheduler.fleet, list(usage)
-        tokens = sum(_tokens(each) for each in mine)
+    def _row(self, tenant: Tenant, usage: Sequence[Usage], lately: Iterable[Usage], total: int) -> TenantRow:
+        tokens = sum(_tokens(each) for each in usage)
         bindings = (b for b in self._scheduler.desired.bindings if b.tenant == tenant.id)
         return TenantRow(
             tenant=tenant,
             bindings=tuple(sorted(bindings, key=lambda binding: binding.order)),
-            endpoints=len(fleet.open_to(tenant.id)),
-            granted=granted,
+            endpoints=len(self._scheduler.fleet.open_to(tenant.id)),
+            granted=self._granted(tenant),
             used=tokens / total if total else None,
-            requests=sum(each.requests for each in mine),
+            requests=sum(each.requests for each in usage),
             tokens=tokens,
-            meters=self._meters(tenant, mine),
+            meters=self._meters(tenant, lately),
         )
 
     def _granted(self, tenant: Tenant) -> float:
@@ -167,7 +168,7 @@ class TenantPages:
         """Use by the full minute before this one, and what is in flight now."""
         last = self._now().replace(second=0, microsecond=0) - timedelta(minutes=1)
         lately = [each for each in usage if each.minute.astimezone(UTC) == last]
-        inflight = self._scheduler.ledger.tenant_inflight.get(tenant.id, 0)
+        inflight = self._scheduler.dispatcher.quotas.inflight(tenant.id)
         used = (sum(each.requests for each in lately), sum(_tokens(each) for each in lately), inflight)
         return tuple(
             Meter(field, words, amount, getattr(tenant.quotas, field))

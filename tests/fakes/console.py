@@ -28,7 +28,7 @@ class Store(MemoryStore):
         self.entries, self.used = [], []
         self.usage = self.read_usage
 
-    async def audit(self, *, before_id, limit):
+    async def audit(self, *, before_id, limit, **_filters):
         return self.entries[:limit]
 
     async def strategy_revisions(self, strategy):

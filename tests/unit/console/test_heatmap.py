@@ -54,7 +54,7 @@ async def test_a_lost_gpu_takes_its_instances_with_it():
         (lambda node: setattr(node, "connected", False), "stale"),
         (lambda node: setattr(node, "state", SchedulingState.DRAINING), "draining"),
         (lambda node: setattr(node, "state", SchedulingState.CORDONED), "cordoned"),
-        (lambda node: node.failures.update(a="xid 79"), "failed"),
+        (lambda node: node.failures.update(a=DeviceEvent("a", DeviceEventKind.XID, 79)), "failed"),
         (lambda node: node.samples.update(a=device_sample("a", 1, throttle_reasons=("hw_thermal",))), "throttled"),
         (lambda node: node.samples.update(a=device_sample("a", 1, throttle_reasons=("sw_power_cap",))), "ok"),
         (
