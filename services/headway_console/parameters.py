@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite, nan
 from typing import Any, Final
 
 from headway_scheduler.errors import InvalidField
@@ -85,6 +86,9 @@ def _read(field: Field, text: str) -> Any:  # a JSON value of the parameter's ow
     if field.kind not in ("number", "integer"):
         return text
     try:
-        return int(text) if field.kind == "integer" else float(text)
+        number = int(text) if field.kind == "integer" else float(text)
     except ValueError:
-        raise InvalidField(f"strategy.parameters.{field.name}", f"{text!r} is no number") from None
+        number = nan
+    if not isfinite(number):
+        raise InvalidField(f"strategy.parameters.{field.name}", f"{text!r} is no number")
+    return number
