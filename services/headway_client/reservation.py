@@ -80,6 +80,11 @@ class Reservation:
         return self._response.headers
 
     @property
+    def answer_headers(self) -> Mapping[str, str]:
+        """Headers to add to the answer to the client: what is left of its quotas."""
+        return self._response.answer_headers
+
+    @property
     def cache_salt(self) -> str:
         """What keeps isolation domains apart inside one engine; may be empty."""
         return self._response.cache_salt

@@ -13,7 +13,7 @@ def from_refusal(refusal: RouteRefused) -> ApiError:
         refusal.code,
         refusal.reason,
         refusal.message,
-        field=refusal.metadata.get("field"),
+        refusal.metadata,
         retry_after_s=refusal.retry_after_s,
     )
 

@@ -273,6 +273,7 @@ class Proxy:
             "Content-Type": answer.response.headers.get("Content-Type", "application/json"),
             "x-request-id": ask.request_id,
             "x-headway-endpoint": reservation.endpoint.address,
+            **reservation.answer_headers,
         }
         if self._settings.debug_headers:
             decision = reservation.decision

@@ -1,6 +1,7 @@
 """Errors in the shape that OpenAI's clients read."""
 
 import math
+from collections.abc import Mapping
 
 import grpc
 import msgspec
@@ -31,6 +32,7 @@ _TYPES = {
     429: "rate_limit_error",
 }
 _DEFAULT_RETRY_AFTER_S = 1.0
+_RATE_LIMIT = "x-ratelimit-"
 
 
 class ApiError(Exception):
@@ -45,6 +47,7 @@ class ApiError(Exception):
         param: str | None = None,
         reason: str = "",
         retry_after_s: float | None = None,
+        rate_limits: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -53,6 +56,7 @@ class ApiError(Exception):
         self.param = param
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.rate_limits = rate_limits or {}
 
     def body(self) -> bytes:
         """Return `{"error": {"message", "type", "param", "code"}}`."""
@@ -61,22 +65,31 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
-        """The reason, and Retry-After in whole seconds, at least one."""
+        """The reason, what is left of the caller's quotas, and Retry-After in whole seconds, at least one."""
         headers = {"x-headway-reason": self.reason} if self.reason else {}
+        headers.update(self.rate_limits)
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         return headers
 
 
 def of_refusal(
-    code: grpc.StatusCode, reason: str, message: str, *, field: str | None = None, retry_after_s: float | None = None
+    code: grpc.StatusCode, reason: str, message: str, facts: Mapping[str, str], retry_after_s: float | None = None
 ) -> ApiError:
-    """What the scheduler refused, as an HTTP data plane answers it (docs/refusals.md)."""
+    """What the scheduler refused, as an HTTP data plane answers it (docs/refusals.md); `facts`: the ErrorInfo's."""
     status = _HTTP_STATUS.get(code, 500)
     if status == 429 and retry_after_s is None:
         retry_after_s = _DEFAULT_RETRY_AFTER_S
     name = "model_not_found" if reason == "UNKNOWN_MODEL" else reason.lower()
-    return ApiError(status, name, message or reason, param=field, reason=reason, retry_after_s=retry_after_s)
+    return ApiError(
+        status,
+        name,
+        message or reason,
+        param=facts.get("field"),
+        reason=reason,
+        retry_after_s=retry_after_s,
+        rate_limits={key: value for key, value in facts.items() if key.startswith(_RATE_LIMIT)},
+    )
 
 
 def error_event(error: ApiError) -> bytes:

@@ -13,6 +13,8 @@ from typing import Final
 import structlog
 
 from headway_scheduler.addresses import EngineAddresses
+from headway_scheduler.admission.fairness import ServiceWeights
+from headway_scheduler.admission.holds import HoldLimits
 from headway_scheduler.config import Config
 from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
@@ -102,7 +104,11 @@ class Scheduler:
                 stale_after_s=config.stale_after_s,
                 resume_grace_s=config.resume_grace_s,
                 max_wait_s=config.max_wait_s,
-                max_holds=config.max_holds,
+                hold_limits=HoldLimits(
+                    config.max_holds, config.max_hold_bytes, config.max_tenant_holds, config.max_tenant_hold_bytes
+                ),
+                hold_order=config.hold_order,
+                service=ServiceWeights(config.fair_input, config.fair_cached, config.fair_output),
                 guards=config.guards,
                 hard_guards_off=config.hard_guards_off,
                 devices=config.devices,

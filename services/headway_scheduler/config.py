@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from headway_scheduler.admission.guards import GuardConfig
+from headway_scheduler.admission.holds import HoldOrder
 from headway_scheduler.admission.retries import RetryConfig
 from headway_scheduler.bootstrap import Bootstrap, read_bootstrap
 from headway_scheduler.fleet.health import DeviceLimits, EjectionConfig, HardGuard, SlowStart
@@ -96,6 +97,20 @@ class Config(BaseSettings):
     """How long a Route may be held unless it says otherwise."""
     max_holds: int = Field(10_000, ge=0)
     """Routes held at once."""
+    max_hold_bytes: int = Field(1 << 30, ge=0)
+    """Memory that the prompts of all held Routes may take."""
+    max_tenant_holds: int = Field(2_500, ge=0)
+    """Routes of one tenant held at once."""
+    max_tenant_hold_bytes: int = Field(256 << 20, ge=0)
+    """Memory that the prompts of one tenant's held Routes may take."""
+    hold_order: HoldOrder = HoldOrder.FAIR
+    """In which order those of one priority are served."""
+    fair_input: float = Field(1.0, ge=0, le=1000)
+    """What a prompt token that is computed counts for in fair share."""
+    fair_cached: float = Field(0.1, ge=0, le=1000)
+    """What a prompt token found in the cache counts for."""
+    fair_output: float = Field(2.0, ge=0, le=1000)
+    """What a token of the answer counts for."""
     guards_off: str = ""
     """Guards, by comma, that never close: as `explain` names them."""
     pressure_close: float = Field(0.80, gt=0, le=1)

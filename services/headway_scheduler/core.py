@@ -12,8 +12,9 @@ import numpy as np
 import structlog
 
 from headway_scheduler.admission.dispatcher import Dispatcher, DispatcherConfig
+from headway_scheduler.admission.fairness import DEFAULT_WEIGHTS, ServiceWeights
 from headway_scheduler.admission.guards import GuardConfig
-from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.holds import DEFAULT_LIMITS, HoldLimits, HoldOrder, Work
 from headway_scheduler.admission.intake import Intake
 from headway_scheduler.admission.reporting import Reporting, UsageRecorder
 from headway_scheduler.admission.retries import RetryConfig
@@ -69,7 +70,9 @@ class CoreConfig:
     stale_after_s: float = 5.0
     resume_grace_s: float = 10.0
     max_wait_s: float = 30.0
-    max_holds: int = 10_000
+    hold_limits: HoldLimits = DEFAULT_LIMITS
+    hold_order: HoldOrder = HoldOrder.FAIR
+    service: ServiceWeights = DEFAULT_WEIGHTS
     learn: frozenset[Learned] = EVERYTHING
     kv_quantile: float | None = None
     guards: GuardConfig = field(default_factory=GuardConfig)
@@ -132,7 +135,9 @@ class Core:
             random=np.random.default_rng(config.seed),
             config=DispatcherConfig(
                 default_max_wait_s=config.max_wait_s,
-                max_holds=config.max_holds,
+                limits=config.hold_limits,
+                order=config.hold_order,
+                service=config.service,
                 time_scale=config.time_scale,
                 kv_quantile=config.kv_quantile,
                 guards=config.guards,

@@ -30,6 +30,7 @@ __all__ = [
     "RequestIdInUse",
     "RetryBudgetSpent",
     "Saturated",
+    "Shed",
     "ShuttingDown",
     "StaleEtag",
     "Standby",
@@ -61,6 +62,10 @@ class HeadwayError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.facts: Mapping[str, str] = facts
+
+    def add_facts(self, facts: Mapping[str, str]) -> None:
+        """Say more."""
+        self.facts = {**self.facts, **facts}
 
 
 class InvalidField(HeadwayError):
@@ -282,6 +287,12 @@ class QueueFull(Saturated):
     """Too many calls are held already."""
 
     reason = "QUEUE_FULL"
+
+
+class Shed(Saturated):
+    """It was held as best effort, the queue was full, and a call of a higher priority took its place."""
+
+    reason = "SHED"
 
 
 class TenantRequests(Saturated):

@@ -2,6 +2,7 @@
 
 import ssl
 from collections.abc import Callable
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -13,6 +14,9 @@ from headway_scheduler.rpc.json_api import JsonApi
 from headway_scheduler.tls import CertificateFiles, http_context
 
 __all__ = ["HttpServer", "SchedulerCollector"]
+
+
+_MOST_TENANTS: Final = 200
 
 
 class SchedulerCollector(Collector):
@@ -45,7 +49,22 @@ class SchedulerCollector(Collector):
         for endpoint in fleet.endpoints.values():
             inflight.add_metric([endpoint.id], int(fleet.columns.inflight[endpoint.slot]))
             open_.add_metric([endpoint.id], int(fleet.columns.open[endpoint.slot]))
+        service = CounterMetricFamily(
+            "headway_tenant_service", "Service got, as fair share counts tokens.", labels=["arena", "tenant"]
+        )
+        ahead = GaugeMetricFamily(
+            "headway_tenant_ahead", "Its counter above the least, over its weight.", labels=["arena", "tenant"]
+        )
+        held = GaugeMetricFamily("headway_tenant_holds", "Routes held, by tenant.", labels=["arena", "tenant"])
+        for share in scheduler.dispatcher.fair.shares(most=_MOST_TENANTS):
+            labels = [share.arena, share.tenant]
+            service.add_metric(labels, share.service)
+            ahead.add_metric(labels, share.ahead)
+            held.add_metric(labels, scheduler.dispatcher.holds.tenants.get(share.tenant, 0))
         return [
+            service,
+            ahead,
+            held,
             *_health(scheduler),
             routes,
             refusals,

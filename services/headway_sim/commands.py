@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import typer
+from headway_scheduler.admission.holds import HoldOrder
 from headway_scheduler.core import EVERYTHING, Learned
 from rich import box
 from rich.console import Console
@@ -23,9 +24,10 @@ from headway_sim.simulation.policies import PolicyError, parse_policies
 from headway_sim.simulation.report import describe, write_report
 from headway_sim.simulation.scenario import Runner, Scenario, ScenarioError
 from headway_sim.simulation.search import find_goodputs, find_overload
+from headway_sim.simulation.tenancy import Tenancy, compare_tenants
 from headway_sim.simulation.tune import tune
 from headway_sim.traces import TraceError, TraceFormat
-from headway_sim.workloads import OVERLOAD, WORKLOADS
+from headway_sim.workloads import MIXED, OVERLOAD, WORKLOADS
 
 __all__ = ["sim_app"]
 
@@ -114,7 +116,10 @@ def run(
     warmup: WarmupOption = 0.0,
     output: OutputOption = Output.TABLE,
     jobs: JobsOption = None,
-    policies: PoliciesOption = "all",
+    policies: Annotated[
+        str | None, typer.Option(help="As in other commands; `all` by default, `adaptive` with mixed-tenants.")
+    ] = None,
+    hold_order: Annotated[HoldOrder, typer.Option(help="In which order held requests are served.")] = HoldOrder.FAIR,
     seeds: SeedsOption = 1,
     out: OutOption = None,
 ) -> None:
@@ -136,18 +141,21 @@ def run(
         prior_error=prior_error,
         learn=learn.parts,
         warmup_s=warmup,
+        hold_order=hold_order,
     )
+    mixed = workload == MIXED
     with _usage_errors():
         scenario.check()
-        chosen = parse_policies(policies)
+        chosen = parse_policies(policies or ("adaptive" if mixed else "all"))
         with ProcessRunner(jobs or cores()) as runner:
             scenario = _at_overload(scenario, runner.run)
             comparison = compare(scenario, chosen, seeds, runner.run)
+            tenancy = compare_tenants(chosen[0], seeds, runner.run) if mixed else None
             loads = sweep(scenario, chosen, runner.run) if out is not None else []
     if out is not None:
         write_report(out, describe(scenario), comparison, loads)
         _console.print(f"wrote {out / 'index.html'}")
-    _print(comparison, output)
+    _print(comparison, output, tenancy)
 
 
 @sim_app.command()
@@ -292,9 +300,10 @@ def _usage_errors() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
 
 
-def _print(comparison: Comparison, output: Output) -> None:
+def _print(comparison: Comparison, output: Output, tenancy: Tenancy | None) -> None:
     if output is Output.JSON:
-        typer.echo(json.dumps(comparison.document(), indent=2))
+        document = comparison.document() | ({} if tenancy is None else {"tenants": tenancy})
+        typer.echo(json.dumps(document, indent=2))
         return
     console = Console()
     columns = [column for column in _COLUMNS if column.narrow or console.width >= _WIDE]
@@ -307,8 +316,35 @@ def _print(comparison: Comparison, output: Output) -> None:
     for name, found in sorted(comparison.figures.items(), key=lambda item: item[1]["ttft_ms"]["mean"] or 0.0):
         table.add_row(name, *(column.of(found) for column in columns))
     console.print(table)
+    if tenancy is not None:
+        _print_tenancy(console, tenancy)
     if len(columns) < len(_COLUMNS):
         _console.print(f"{len(_COLUMNS)} columns on a terminal of {_WIDE} characters; everything with -o json")
+
+
+def _print_tenancy(console: Console, tenancy: Tenancy) -> None:
+    quiet = tenancy["quiet"]
+    table = Table(title="a quiet tenant beside a flood, and equal tenants", box=box.SIMPLE, pad_edge=False)
+    for heading in ("order", "quiet p99", "noisy p99", "tokens/s", "hits", "Jain"):
+        table.add_column(heading, justify="left" if heading == "order" else "right")
+    for order, found in tenancy["orders"].items():
+        table.add_row(
+            order,
+            _ms(found["quiet_ttft_p99_ms"]),
+            _ms(found["noisy_ttft_p99_ms"]),
+            f"{found['tokens_per_s']:,.0f}",
+            _share(found["hit_ratio"]),
+            _share(found["jain"], ".3f"),
+        )
+    console.print(table)
+    for kind, ratio in quiet["ttft_p99_vs_alone"].items():
+        alone, beside = quiet["ttft_p99_alone_ms"][kind], quiet["ttft_p99_ms"][kind]
+        console.print(f"quiet, {kind}: p99 TTFT {alone:,.0f} ms alone, {beside:,.0f} ms beside the flood: {ratio:.2f}")
+    console.print(f"shared: at most 1.5 times alone and one window, {quiet['shared_limit_ms']:,.0f} ms")
+    console.print(
+        f"fair share: {tenancy['throughput_vs_unfair']:.3f} of the best unfair throughput, "
+        f"{tenancy['hit_points_vs_unfair']:+.1f} points of hits, Jain {tenancy['jain']:.3f}"
+    )
 
 
 class _Column(NamedTuple):

@@ -13,7 +13,7 @@ from headway_scheduler.domain.desired import DesiredState, StrategyConfig
 from headway_scheduler.errors import InvalidField
 from headway_scheduler.rpc.admin import AdminService
 from headway_scheduler.rpc.authentication import Authenticator
-from headway_scheduler.rpc.interceptors import CallInterceptor
+from headway_scheduler.rpc.interceptors import CheckedServices
 from headway_scheduler.store.postgres import PostgresStore
 
 
@@ -59,8 +59,8 @@ async def admin_server(
     clock = Clock()
     fleet = FakeFleetView()
     authenticator = Authenticator(lambda: made[0].state, required=required, clock=clock)
+    services = CheckedServices(authenticator)
     server = grpc.aio.server(
-        interceptors=[CallInterceptor(authenticator)],
         options=[("grpc.max_receive_message_length", 16 * 2**20)],  # our own limits answer first
     )
     service = AdminService(
@@ -70,9 +70,10 @@ async def admin_server(
         check_strategy=check_strategy,
         fleet=fleet,
     )
-    add_AdminServicer_to_server(service, server)
+    add_AdminServicer_to_server(service, services)
     if register:
-        register(server)
+        register(services)
+    server.add_generic_rpc_handlers((services,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")

@@ -21,11 +21,11 @@ from headway.routing.v1 import routing_pb2_grpc
 
 
 def status_of(
-    code: grpc.StatusCode, reason: str, message: str, retry_after_s: float | None = None
+    code: grpc.StatusCode, reason: str, message: str, retry_after_s: float | None = None, **facts: str
 ) -> status_pb2.Status:
     """Build a status with exactly one ErrorInfo, and RetryInfo if told."""
     details = [any_pb2.Any()]
-    details[0].Pack(error_details_pb2.ErrorInfo(domain="headway", reason=reason))
+    details[0].Pack(error_details_pb2.ErrorInfo(domain="headway", reason=reason, metadata=facts))
     if retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(retry_after_s * 1e9))
@@ -60,6 +60,7 @@ class Scene:
     draining: bool = False
     cache_salt: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+    answer_headers: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     fallbacks: int = 2
     first: str = ""
@@ -304,6 +305,7 @@ class FakeRouter(routing_pb2_grpc.RouterServicer):
             reservation_ttl=duration_pb2.Duration(seconds=300),
             decision=pb.Decision(strategy="strategies/round_robin", candidates=len(offered), prompt_tokens=7),
             headers=self.scene.headers,
+            answer_headers=self.scene.answer_headers,
             cache_salt=self.scene.cache_salt,
             model=self.scene.aliases.get(request.model, request.model),
         )

@@ -427,6 +427,23 @@ async def test_refusals_have_openais_shape(
     assert not stack.seen
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_clients_are_told_what_is_left_of_their_quotas(start: Start, stream: bool) -> None:
+    told = {"x-ratelimit-remaining-requests": "7", "x-ratelimit-reset-requests": "8.64s"}
+    stack = await start()
+    stack.router.scene.answer_headers = told
+    async with stack.post(CHAT | {"stream": stream}) as answer:
+        await answer.read()
+    assert {name: answer.headers.get(name) for name in told} == told
+    assert not any(name in seen.headers for seen in stack.seen for name in told), "the engine is told nothing"
+    refusal = status_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "TENANT_REQUESTS", "because", 2.0, **told)
+    stack.router.scene.refusal = refusal
+    async with stack.post(CHAT) as answer:
+        await answer.read()
+    assert answer.status == 429
+    assert {name: answer.headers.get(name) for name in told} == told
+
+
 @pytest.mark.parametrize("key", ["sk-unknown", "", "acme"])
 async def test_unknown_keys_are_refused(start: Start, key: str) -> None:
     stack = await start()

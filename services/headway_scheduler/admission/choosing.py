@@ -141,6 +141,16 @@ class Chooser:
             raise self._none_left(request, allowed, now)
         return lanes[0] if len(lanes) == 1 else _drawn(lanes, request)
 
+    def may_take(self, request: Request, bound: Bound, burst: bool) -> bool:
+        """Is a hold worth pricing? Not where a strategy binds late and all endpoints have a whole window queued."""
+        window_ms = bound.active.window_ms
+        if window_ms is None:
+            return True
+        limit_us, prefill_us = window_ms * 1e3 / self._time_scale, self._fleet.columns.prefill_us
+        lanes = self._fleet.open_lanes(request.tenant, request.model, request.adapter)
+        queued = [int(prefill_us[t.pool.place].min()) for lane in lanes for t in lane.tiers if t.burst is burst]
+        return not queued or min(queued) < limit_us
+
     def watch(self, work: Work, bound: Bound, choice: Choice, now: float) -> None:
         """Let the shadows price what was chosen."""
         for shadow in bound.shadows:

@@ -4,8 +4,9 @@ Nothing here awaits: a decision and its reservation are one turn of the event lo
 between them. Time is passed in; a simulator drives the same object.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -13,9 +14,11 @@ from msgspec.structs import replace
 
 from headway_scheduler.admission.booking import Booker
 from headway_scheduler.admission.choosing import Choice, Chooser, names_endpoint
+from headway_scheduler.admission.drain import DrainRates, Pool
 from headway_scheduler.admission.explaining import Explanation, rows_of
+from headway_scheduler.admission.fairness import DEFAULT_WEIGHTS, FairShare, ServiceWeights
 from headway_scheduler.admission.guards import GuardConfig
-from headway_scheduler.admission.holds import Hold, Holds, Waiter, Work
+from headway_scheduler.admission.holds import DEFAULT_LIMITS, Hold, HoldLimits, HoldOrder, Holds, Line, Waiter, Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
 from headway_scheduler.admission.retries import Retries, RetryConfig
@@ -23,7 +26,7 @@ from headway_scheduler.admission.salts import Salts
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Tenant
 from headway_scheduler.domain.request import Request
-from headway_scheduler.errors import HeadwayError, HoldExpired, NoEndpoints, QueueFull, RequestIdInUse, Saturated
+from headway_scheduler.errors import HeadwayError, HoldExpired, NoEndpoints, QueueFull, RequestIdInUse, Saturated, Shed
 from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
 from headway_scheduler.fleet.ledger import EndCause, Ledger, Owner, Reservation
@@ -42,6 +45,7 @@ _URGENT_MS: Final = 5_000.0
 _URGENT_PREFILLS: Final = 3.0
 _URGENT_SHARE: Final = 0.5
 _AGEING: Final = 0.3
+_TIDY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ class DispatcherConfig:
 
     default_max_wait_s: float = 30.0
     deadline_margin_s: float = 0.1
-    max_holds: int = 10_000
+    limits: HoldLimits = DEFAULT_LIMITS
+    order: HoldOrder = HoldOrder.FAIR
+    service: ServiceWeights = DEFAULT_WEIGHTS
     holds_per_pass: int = 256
     fallbacks: int = 3
     max_index_blocks: int = 4096
@@ -86,7 +92,8 @@ class Dispatcher:
     ) -> None:
         self.config = config or DispatcherConfig()
         self.fleet, self.ledger, self.registry = fleet, ledger, registry
-        self.holds = Holds(self.config.max_holds)
+        self.holds = Holds(self.config.limits)
+        self.fair = FairShare(fleet.arenas, self.config.service)
         self.quotas = QuotaBook()
         self.retries = Retries(self.config.retries, self._active)
         self.wake: Callable[[], None] = lambda: None
@@ -118,9 +125,8 @@ class Dispatcher:
             max_index_blocks=self.config.max_index_blocks,
             kv_quantile=self.config.kv_quantile,
         )
-        self._random = random
-        self._end_interval_s = 1.0
-        self._last_end: float | None = None
+        self._drain = DrainRates(random)
+        self._tidied_at = float("-inf")
         self.guards = self._chooser.guards
         ledger.on_end.append(self._on_end)
         ledger.on_room.append(self._on_room)
@@ -137,10 +143,11 @@ class Dispatcher:
     ) -> Decision | Waiter:
         """Decide now, or hold. `deadline`: when the caller gives up by itself. Raises every refusal of errors.py."""
         try:
-            return self._submit(request, tenant, owner, now, deadline)
+            outcome = self._submit(request, tenant, owner, now, deadline)
         except HeadwayError as error:
-            self.on_refused(request, error)
+            self.on_refused(request, self._limited(error, tenant.id, now))
             raise
+        return outcome if isinstance(outcome, Waiter) else self._with_limits(outcome, tenant.id, now)
 
     def _submit(
         self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None
@@ -156,7 +163,7 @@ class Dispatcher:
                 raise RequestIdInUse(request.request_id)
             return held.join(owner, self._until(request, now, deadline))
         if request.excluded:
-            self.retries.admit(work, self._retry_after())
+            self.retries.admit(work, self._retry_after(work.request, now))
         try:
             self.quotas.admit(tenant, request.model, work.estimated_tokens, now)
         except BaseException:
@@ -200,15 +207,22 @@ class Dispatcher:
         tentative = Tentative(self.fleet.columns.capacity)
         full: set[tuple[object, ...]] = set()
         tried: dict[tuple[object, ...], int] = {}
-        ordered = self.holds.in_order(lambda work: self._rank(work, now))
+        strict = self.config.order is HoldOrder.STRICT
+        ordered = list(self._line(now))
         borrowers = [hold for hold in ordered if self.fleet.rights(hold.work.request.tenant).burst]
         for hold, burst in [*((hold, False) for hold in ordered), *((hold, True) for hold in borrowers)]:
             if self.holds.find(hold.work.key) is not hold:
                 continue
+            request = hold.work.request
             pool, part = _pool_of(hold.work, burst)
-            if pool in full or part in full or tried.get(pool, 0) >= self.config.holds_per_pass:
+            where = (*self._where(request), burst)
+            if pool in full or part in full or where in full or tried.get(where, 0) >= self.config.holds_per_pass:
                 continue
-            tried[pool] = tried.get(pool, 0) + 1
+            tried[where] = tried.get(where, 0) + 1
+            bound = self.registry.bound(request.tenant, request.model)
+            if not self._chooser.may_take(request, bound, burst):
+                full.add(pool)
+                continue
             try:
                 decision, waits_late = self._dispatch(hold.work, now, tentative, burst)
             except HeadwayError:
@@ -220,7 +234,9 @@ class Dispatcher:
             if decision is not None:
                 if self.holds.remove(hold):
                     self._share(decision, hold)
-                    hold.settle(decision)
+                    hold.settle(self._with_limits(decision, hold.work.request.tenant, now))
+            elif strict:
+                full.add(where)
             elif not waits_late:
                 full.add(part)
 
@@ -229,9 +245,13 @@ class Dispatcher:
         self.ledger.advance(now)
         for waiter in self.holds.overdue(now):
             refusal = self._expired(waiter.hold, now)
+            tenant = waiter.hold.work.request.tenant
             self.give_up(waiter)
             self.on_refused(waiter.hold.work.request, refusal)
-            waiter.answer(refusal)
+            waiter.answer(self._limited(refusal, tenant, now))
+        if now - self._tidied_at >= _TIDY_S:
+            self._tidied_at = now
+            self.fair.tidy(self.holds.tenants)
 
     def refuse_holds(self, error: HeadwayError) -> None:
         """Answer every hold with `error`: the scheduler goes away."""
@@ -287,7 +307,7 @@ class Dispatcher:
         why = self._booker.why(work, choice, int(choice.hit_tokens), choice.predicted_ttft_ms, now)
         held = not choice.dispatchable
         if held and self._max_wait(request) <= 0:
-            refusal = self._saturated()
+            refusal = self._saturated(request, now)
         return Explanation(why, rows, refusal, held and refusal is None)
 
     # Inside
@@ -323,7 +343,7 @@ class Dispatcher:
                 raise
             refusal, choice = error, None
         if choice is not None and choice.dispatchable and not work.patient and not self._yields(choice):
-            return self._booker.reserve(work, choice, now)  # it may not wait: first come, first served
+            return self._reserve_before_others(work, choice, now)
         waiter = self._hold(work, now, deadline, refusal)
         settled: list[Decision | HeadwayError] = []
         waiter.answer = settled.append
@@ -343,14 +363,64 @@ class Dispatcher:
         choice = self._chooser.choose_in(work, bound, now, tentative, burst)
         if choice is None:
             return None, False
+        work.cached = choice.hit_tokens
         if choice.dispatchable:
             self._chooser.watch(work, bound, choice, now)
+            if self.config.order.is_fair:
+                self.fair.charge(work, choice.slot, work.cached, waited=tentative is not None)
             return self._booker.reserve(work, choice, now), False
         if not choice.binds_late:
             return None, False
         if tentative is not None:
             tentative.add(choice.slot, self._booker.prefill_ms(work, choice))
         return None, True
+
+    def _reserve_before_others(self, work: Work, choice: Choice, now: float) -> Decision:
+        """It may not wait while others do: at once, if its tenant is not behind one of those, else not at all."""
+        request = work.request
+        if self.config.order.is_fair:
+            others = [t for p, lines in self.holds.bands() if p >= request.priority for t in lines]
+            if request.tenant not in others:
+                self.fair.begin_to_wait(request.tenant, self.holds.waiting_in(request.priority))
+            if self.fair.is_behind(request.tenant, others):
+                raise self._saturated(request, now)
+            self.fair.charge(work, choice.slot, choice.hit_tokens, waited=True)
+        return self._booker.reserve(work, choice, now)
+
+    def _line(self, now: float) -> Iterator[Hold]:
+        """All holds in the order of service, whether or not there is room for them: priority first."""
+        order = self.config.order
+        for _, lines in self.holds.bands():
+            if order is HoldOrder.FAIR:
+                yield from self.fair.interleave(
+                    {t: self._fair_line(t, line.values(), now) for t, line in lines.items()}
+                )
+            elif order is HoldOrder.STRICT:
+                yield from self.fair.interleave({t: list(line.values()) for t, line in lines.items()})
+            else:
+                together = _all_of(lines)
+                shortest = order is HoldOrder.SHORTEST
+                yield from self._shortest_first(together, now) if shortest else together
+
+    def _fair_line(self, tenant: str, holds: Iterable[Hold], now: float) -> list[Hold]:
+        """A tenant's line. What waits long behind others of its own tenant is urgent among those alone.
+
+        Only who has been the first for long takes its place in a full engine's own queue: else a flood, all of which
+        waits long, would go where what others send may not.
+        """
+        line = self._shortest_first(holds, now)
+        if self.fair.arena_of(tenant) is None:
+            return line
+        for hold in line:
+            hold.work.urgent = False
+        first = line[0].work
+        if first.first_at is None:
+            first.first_at = now
+        first.urgent = (now - first.first_at) * 1e3 > self._cap_ms(first)
+        return line
+
+    def _shortest_first(self, holds: Iterable[Hold], now: float) -> list[Hold]:
+        return sorted(holds, key=lambda hold: self._rank(hold.work, now))
 
     def _rank(self, work: Work, now: float) -> tuple[int, float]:
         """The order among holds of one priority: shortest uncached prefill first, with ageing and a hard cap.
@@ -360,12 +430,14 @@ class Dispatcher:
         its hold expires.
         """
         waited_ms = (now - work.submitted_at) * 1e3
-        cap_ms = max(_URGENT_MS / self.config.time_scale, _URGENT_PREFILLS * work.least_prefill_ms)
-        cap_ms = min(cap_ms, _URGENT_SHARE * self._max_wait(work.request) * 1e3)
-        work.urgent = waited_ms > cap_ms
+        work.urgent = waited_ms > self._cap_ms(work)
         if work.urgent:
             return (0, -waited_ms)
         return (1, work.least_prefill_ms - _AGEING * waited_ms)
+
+    def _cap_ms(self, work: Work) -> float:
+        cap_ms = max(_URGENT_MS / self.config.time_scale, _URGENT_PREFILLS * work.least_prefill_ms)
+        return min(cap_ms, _URGENT_SHARE * self._max_wait(work.request) * 1e3)
 
     def _again(self, live: Reservation, work: Work, now: float) -> Decision:
         """The same request once more: the same answer; elsewhere only if its endpoint is excluded now."""
@@ -378,7 +450,7 @@ class Dispatcher:
         endpoint = self.fleet.by_slot[live.slot]
         if names_endpoint(endpoint.id, endpoint.spec.address, work.request.excluded):
             self.fleet.record_outcome(endpoint, True, now, live)
-            self.retries.admit(before, self._retry_after())
+            self.retries.admit(before, self._retry_after(work.request, now))
             self._elsewhere(live, before, work, now)
         return before.decision
 
@@ -386,7 +458,7 @@ class Dispatcher:
         """Move a live reservation to where `work`, its retry, may still go: it keeps its place, so it does not wait."""
         choice = self._chooser.choose(work, self.registry.bound(work.request.tenant, work.request.model), now)
         if not choice.dispatchable and not choice.binds_late:
-            raise self._saturated()
+            raise self._saturated(work.request, now)
         self.move(live, self.fleet.by_slot[choice.slot], now)
         self._booker.count(choice.slot)
         if before.decision is not None:
@@ -396,12 +468,37 @@ class Dispatcher:
 
     def _hold(self, work: Work, now: float, deadline: float | None, otherwise: HeadwayError | None) -> Waiter:
         """Keep the request waiting; where it may not wait, raise `otherwise`, or Saturated."""
-        until = self._until(work.request, now, deadline, otherwise)
-        if len(self.holds) >= self.holds.limit:
-            raise QueueFull(f"{self.holds.limit} calls are held already", retry_after_s=self._retry_after())
+        request = work.request
+        until = self._until(request, now, deadline, otherwise)
+        victims = self.holds.make_room(work)
+        if victims is None:
+            message = "as many calls are held already, or as many bytes of prompts, as may be"
+            raise QueueFull(message, retry_after_s=self._retry_after(request, now))
+        for victim in victims:
+            message = "a best-effort call was held, and gave its place to one of a higher priority"
+            refusal = Shed(message, retry_after_s=self._retry_after(victim.work.request, now))
+            self._let_go(victim)
+            self.on_refused(victim.work.request, refusal)
+            victim.settle(self._limited(refusal, victim.work.request.tenant, now))
+        lines = self.holds.waiting_in(request.priority)
+        if request.tenant not in lines:
+            self.fair.begin_to_wait(request.tenant, lines)
+            work.first_at = now
         hold = Hold(work)
         self.holds.add(hold)
         return hold.join(work.owner, until)
+
+    def _with_limits(self, decision: Decision, tenant: str, now: float) -> Decision:
+        """The answer for a tenant with quotas says what is left of them."""
+        limits = self.quotas.standing(tenant, now)
+        return decision if limits is None else replace(decision, rate_limits=limits)
+
+    def _limited(self, refusal: HeadwayError, tenant: str, now: float) -> HeadwayError:
+        """And so does a refusal."""
+        limits = self.quotas.standing(tenant, now)
+        if limits is not None:
+            refusal.add_facts(limits.headers())
+        return refusal
 
     def _share(self, decision: Decision, hold: Hold) -> None:
         """Every call of the reservation's owner that waited has a part in it."""
@@ -425,7 +522,7 @@ class Dispatcher:
         if deadline is not None:
             until = min(until, deadline - self.config.deadline_margin_s)
         if until <= now:
-            raise otherwise or self._saturated()
+            raise otherwise or self._saturated(request, now)
         return until
 
     def _max_wait(self, request: Request) -> float:
@@ -434,30 +531,38 @@ class Dispatcher:
     def _expired(self, hold: Hold, now: float) -> HeadwayError:
         waited = now - hold.work.submitted_at
         message = f"no endpoint became free within {waited:.1f} s"
-        return HoldExpired(message, retry_after_s=self._retry_after())
+        return HoldExpired(message, retry_after_s=self._retry_after(hold.work.request, now))
 
-    def _saturated(self) -> Saturated:
-        return Saturated("every endpoint that could serve it is busy", retry_after_s=self._retry_after())
+    def _saturated(self, request: Request, now: float) -> Saturated:
+        return Saturated("every endpoint that could serve it is busy", retry_after_s=self._retry_after(request, now))
 
-    def _retry_after(self) -> float:
-        """When to come back: as long as the holds ahead take at the measured drain rate; jittered, never zero."""
-        wait = (len(self.holds) + 1) * self._end_interval_s
-        return max(0.5, min(30.0, wait)) * float(self._random.uniform(1.0, 1.5))
+    def _where(self, request: Request) -> Pool:
+        """Where it competes, and for which model."""
+        return (self.fair.arena_of(request.tenant) or f"tenant/{request.tenant}", request.model)
+
+    def _retry_after(self, request: Request, now: float) -> float:
+        """When to come back: as long as those that wait in its pool take, at the rate at which that drains."""
+        where = self._where(request)
+        waiting = self.holds.tenants.items()
+        ahead = sum(
+            count for tenant, count in waiting if tenant == request.tenant or self.fair.arena_of(tenant) == where[0]
+        )
+        return self._drain.retry_after_s(where, ahead, now)
 
     def _on_end(self, reservation: Reservation, cause: EndCause, now: float) -> None:
-        if self._last_end is not None:
-            # Exponentially weighted over about the last 20 ends.
-            self._end_interval_s += 0.05 * (min(now - self._last_end, 10.0) - self._end_interval_s)
-        self._last_end = now
         work = reservation.attachment
         if not isinstance(work, Work):
             return
         if work.retry:
             self.retries.over(work)
-        if cause is not EndCause.REPORTED:
-            # Of what nobody reported, the estimate is all that is known.
-            used = work.estimated_tokens if cause in _UNREPORTED else 0.0
-            self.quotas.settle(reservation.tenant, reservation.model, work.estimated_tokens, used)
+        self._drain.ended(self._where(work.request), now)
+        if cause is EndCause.REPORTED:
+            return  # what it used is settled by who reported it
+        # Of what nobody reported, the estimate is all that is known.
+        unreported = cause in _UNREPORTED
+        used = work.estimated_tokens if unreported else 0.0
+        self.quotas.settle(reservation.tenant, reservation.model, work.estimated_tokens, used)
+        self.fair.settle(work, None if unreported else 0.0)
 
     def _active(self, model: str) -> int:
         """Requests in flight on the endpoints that serve a model."""
@@ -471,6 +576,11 @@ class Dispatcher:
 def _same(before: Work, work: Work) -> bool:
     """Is it a retry, and not another request under the same id?"""
     return before.request.model == work.request.model and before.identity in (None, work.identity)
+
+
+def _all_of(lines: Mapping[str, Line]) -> list[Hold]:
+    """Every tenant's holds, first come first."""
+    return sorted(chain.from_iterable(line.values() for line in lines.values()), key=lambda hold: hold.number)
 
 
 def _pool_of(work: Work, burst: bool) -> tuple[tuple[object, ...], tuple[object, ...]]:

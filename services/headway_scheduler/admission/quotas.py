@@ -1,11 +1,13 @@
 """What a tenant may use, in all and of each model: requests and tokens a minute, and requests in flight."""
 
 from dataclasses import dataclass
+from math import isinf
 from typing import Final
 
 import msgspec
 
 from headway_scheduler.domain.desired import Quotas, Tenant
+from headway_scheduler.domain.rate_limits import RateLimit, RateLimits
 from headway_scheduler.errors import TenantInflight, TenantRequests, TenantTokens
 
 __all__ = ["QuotaBook"]
@@ -25,8 +27,8 @@ class _Bucket:
 
     def refill(self, per_minute: float, now: float) -> None:
         self.per_minute = per_minute
-        self.level = min(per_minute, self.level + (now - self.at) * per_minute / 60)
-        self.at = now
+        self.level = min(per_minute, self.level + max(0.0, now - self.at) * per_minute / 60)
+        self.at = max(self.at, now)
 
     def give(self, amount: float) -> None:
         self.level = min(self.per_minute, self.level + amount)
@@ -91,6 +93,13 @@ class QuotaBook:
                 account.requests.level -= 1
             if account.tokens is not None:
                 account.tokens.level -= tokens
+
+    def standing(self, tenant: str, now: float) -> RateLimits | None:
+        """What the tenant has left in all; None: it has no quotas a minute."""
+        account = self._accounts.get((tenant, _WHOLE))
+        if account is None or (account.requests is None and account.tokens is None):
+            return None
+        return RateLimits(_limit_of(account.requests, now), _limit_of(account.tokens, now))
 
     def resume(self, tenant: Tenant, model: str, tokens: float, now: float, *, uncounted: bool) -> None:
         """Count what runs already. `uncounted`: no scheduler admitted it, so that it is one request more."""
@@ -162,6 +171,13 @@ class QuotaBook:
             account = self._accounts[key] = _Account()
         account.limit(tenant.model_quotas.get(model, _NO_LIMITS) if model else tenant.quotas, now)
         return account
+
+
+def _limit_of(bucket: _Bucket | None, now: float) -> RateLimit | None:
+    if bucket is None or isinf(bucket.per_minute):  # restored, and not used since: its quota is not known here
+        return None
+    bucket.refill(bucket.per_minute, now)
+    return RateLimit(round(bucket.per_minute), max(0, int(bucket.level)), bucket.wait_s(bucket.per_minute))
 
 
 def _check(account: _Account, tenant: str, model: str, quotas: Quotas, tokens: float) -> None:

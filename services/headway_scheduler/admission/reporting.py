@@ -90,6 +90,8 @@ class Reporting:
         succeeded = report.outcome is Outcome.SUCCESS
         if succeeded and isinstance(work, Work):
             self._learn(reservation, work, report, now)
+        if isinstance(work, Work):
+            dispatcher.fair.settle(work, self._service(work, reservation, report))
         # Before its end: what was a probe tells what it came to, and leaves no gap for another.
         if report.outcome.is_endpoints_fault or succeeded:
             dispatcher.fleet.record_outcome(endpoint, report.outcome.is_endpoints_fault, now, reservation)
@@ -106,6 +108,16 @@ class Reporting:
             self.record_usage(reservation.tenant, reservation.model, usage)
         if usage.completion_tokens and not failed:
             dispatcher.answered(work, reservation.slot, usage.completion_tokens)
+
+    def _service(self, work: Work, reservation: Reservation, report: Finished) -> float | None:
+        """What the tenant got for fair share; nothing where the endpoint failed, None: as expected."""
+        usage, outcome = report.usage, report.outcome
+        if outcome.is_endpoints_fault or (outcome is not Outcome.SUCCESS and not usage.completion_tokens):
+            return 0.0
+        prompt = usage.prompt_tokens or reservation.prompt_tokens
+        cached = work.cached if usage.cached_tokens is None else usage.cached_tokens
+        output = work.expected_output if usage.completion_tokens is None else usage.completion_tokens
+        return self.dispatcher.fair.weights.service(prompt, cached, output)
 
     def _learn(self, reservation: Reservation, work: Work, report: Finished, now: float) -> None:
         """What a request that ended well teaches: the endpoint's speed, lengths of prompts and answers, and costs."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from headway_scheduler.domain.endpoint import EndpointSpec
+from headway_scheduler.domain.rate_limits import RateLimits
 from headway_scheduler.domain.request import TaskClass
 
 __all__ = ["Decision", "Placement", "PrefixHolder", "Why"]
@@ -41,7 +42,7 @@ class PrefixHolder(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """An endpoint chosen and a place reserved on it."""
+    """An endpoint chosen and a place reserved on it. `rate_limits`: of a tenant that has quotas."""
 
     request_id: str
     reservation_id: str
@@ -53,3 +54,4 @@ class Decision(msgspec.Struct, frozen=True):
     why: Why
     cache_salt: str = ""
     pull_from: PrefixHolder | None = None
+    rate_limits: RateLimits | None = None

@@ -4,7 +4,7 @@ The reservation belongs to the stream: however that ends, it ends.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
@@ -228,6 +228,12 @@ class Exchange:
         self._decision, self._open, self._sent = decision, True, scheduler.clock()
         return decision
 
+    @property
+    def _answer_headers(self) -> Mapping[str, str]:
+        """What the client is told of its quotas."""
+        limits = None if self._decision is None else self._decision.rate_limits
+        return {} if limits is None else limits.headers()
+
     def _deadline(self) -> float | None:
         """When Envoy gives up waiting for our answer; None: it does not."""
         plane = self._plane
@@ -292,7 +298,9 @@ class Exchange:
         if answer.status >= 400 or message.response_headers.end_of_stream:
             self._finish(answer.outcome())
         if answer.changes and self._response_mode in _AS_IT_COMES and "content-length" in headers:
-            await self._context.write(replies.response_headers(["content-length"]))
+            await self._context.write(replies.response_headers(["content-length"], self._answer_headers))
+        elif self._answer_headers:
+            await self._context.write(replies.response_headers([], self._answer_headers))
         else:
             await self._context.write(replies.GO_ON["response_headers"])
 

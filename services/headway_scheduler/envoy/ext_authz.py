@@ -96,7 +96,11 @@ class ExtAuthzService(external_auth_pb2_grpc.AuthorizationServicer):  # type: ig
             self._scheduler.count_refusal(error)
             raise
         return _allowed(
-            destinations(decision, self._scheduler.addresses), head, decision.reservation_id, decision.endpoint.headers
+            destinations(decision, self._scheduler.addresses),
+            head,
+            decision.reservation_id,
+            decision.endpoint.headers,
+            _NONE if decision.rate_limits is None else decision.rate_limits.headers(),
         )
 
     def _prompt_tokens(self, route: routing_pb2.RouteRequest, http: Http, head: Head) -> int | None:
@@ -136,13 +140,18 @@ def _wanted(api: Api, http: Http, head: Head, plane: Plane) -> routing_pb2.Route
 
 
 def _allowed(
-    destination: str, head: Head, reservation_id: str = "", headers: Mapping[str, str] = _NONE
+    destination: str,
+    head: Head,
+    reservation_id: str = "",
+    headers: Mapping[str, str] = _NONE,
+    answer_headers: Mapping[str, str] = _NONE,
 ) -> external_auth_pb2.CheckResponse:
     response = external_auth_pb2.CheckResponse()
     ok = response.ok_response
     given = {DESTINATION: destination, **headers}
     ok.headers.extend(_header(name, value) for name, value in given.items())
     ok.headers_to_remove.extend(name for name in head.strip if name not in given)
+    ok.response_headers_to_add.extend(_header(name, value) for name, value in answer_headers.items())
     if reservation_id:
         response.dynamic_metadata.fields[RESERVATION].string_value = reservation_id
     return response

@@ -101,10 +101,13 @@ def replaced_body(body: bytes, *, whole: bool) -> bytes:
     return reply
 
 
-def response_headers(remove: Sequence[str]) -> bytes:
-    """The reply to an answer's headers: these go."""
+def response_headers(remove: Sequence[str], add: Mapping[str, str] = _NONE) -> bytes:
+    """The reply to an answer's headers: these go, and those come."""
     message = pb.ProcessingResponse()
-    message.response_headers.response.header_mutation.remove_headers.extend(remove)
+    mutation = message.response_headers.response.header_mutation
+    mutation.remove_headers.extend(remove)
+    for name, value in add.items():
+        _set(mutation, name, value.encode())
     reply: bytes = message.SerializeToString()
     return reply
 

@@ -20,6 +20,7 @@ from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSa
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.errors import DuplicateNode
+from headway_scheduler.fleet.arenas import Arenas, arenas_of
 from headway_scheduler.fleet.columns import Columns, Pool, Slots
 from headway_scheduler.fleet.health import (
     DeviceLimits,
@@ -225,6 +226,7 @@ class Fleet:
         self._open: dict[tuple[str, str, str], tuple[Lane, ...]] = {}
         self._open_version = -1
         self._alone: dict[str, int] | None = None
+        self._arenas: Arenas | None = None
         self._handicaps: dict[int, Handicap] = {}
 
     # What agents say
@@ -457,6 +459,14 @@ class Fleet:
             self._alone = Membership(self._desired, self.endpoints.values()).alone()
         return self._alone.get(domain, 0)
 
+    def arenas(self) -> Arenas:
+        """Who competes with whom, and where."""
+        if self._arenas is None:
+            competing = len(self._desired.bindings) > 1
+            groups = {each.slot: self.groups_of(each) for each in self.endpoints.values()} if competing else {}
+            self._arenas = arenas_of(self._desired, groups)
+        return self._arenas
+
     def hard_guards(self, endpoint: Endpoint) -> list[str]:
         """Why it must not be chosen, the admin's word first; empty: it may."""
         return list(self.why_closed(endpoint))
@@ -687,11 +697,10 @@ class Fleet:
             if without * 100.0 > self.config.ejection.max_percent * len(pool) or not self._rest(endpoint, pool, out):
                 return True
         # Those tenants that have routed since the fleet changed last.
-        for (_, model, _), (own, burst) in self._candidates.items():
-            if model in endpoint.spec.models and (endpoint.slot in own or endpoint.slot in burst):
-                usable = np.concatenate((own, burst))
-                if not self._rest(endpoint, usable, out):
-                    return True
+        for tenant, model, adapter in list(self._lanes):
+            usable = np.concatenate(self.candidates(tenant, model, adapter))
+            if endpoint.slot in usable and not self._rest(endpoint, usable, out):
+                return True
         return False
 
     def _rest(self, endpoint: Endpoint, slots: Slots, out: list[Endpoint]) -> int:
@@ -769,7 +778,7 @@ class Fleet:
         self._candidates.clear()
         self._lanes.clear()
         self._rights.clear()
-        self._membership = self._alone = None
+        self._membership = self._alone = self._arenas = None
         touched = list(endpoints)
         for endpoint in touched:
             endpoint.contested = self._has_dedicated and len(owners_of(self._desired, endpoint)) > 1

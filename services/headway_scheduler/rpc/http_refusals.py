@@ -14,6 +14,5 @@ _CODES: Final = {code.name: code for code in grpc.StatusCode}
 
 def api_error(error: HeadwayError) -> ApiError:
     """The HTTP status, Retry-After, reason and error body of a refusal."""
-    field = error.facts.get("field")
     code = _CODES[error.status]
-    return of_refusal(code, error.reason, error.message, field=field, retry_after_s=error.retry_after_s)
+    return of_refusal(code, error.reason, error.message, error.facts, retry_after_s=error.retry_after_s)

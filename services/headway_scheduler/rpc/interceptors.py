@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -20,7 +20,7 @@ from headway_scheduler.rpc.authentication import Authenticator, Identity, set_id
 from headway_scheduler.rpc.authorization import OPEN, ROLES, authorize
 from headway_scheduler.rpc.streams import Streams
 
-__all__ = ["DOMAIN", "CallInterceptor", "to_status"]
+__all__ = ["DOMAIN", "CheckedServices", "to_status"]
 
 DOMAIN: Final = "headway"
 """ErrorInfo.domain of every error."""
@@ -66,8 +66,12 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
-class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Authenticates and authorises each call, then maps what its handler raises to a status.
+class CheckedServices(grpc.GenericRpcHandler):
+    """All services of a server: each call is authenticated and authorised, and what its handler raises is its status.
+
+    Services are added to this as to a server, and this to the server. An interceptor of gRPC's would do the same and
+    cost a call 12 µs more. Methods are looked up by name only: generated code would also register each, and grpc.aio
+    then waits anew for every registered one at each call, which costs a call 1.5 µs for each method of all services.
 
     Handlers find the principal in `authentication.current_principal()`. `roles` is the table of `authorization`,
     extended by whoever serves more methods. `admit_themselves`: paths' beginnings that are left alone, since what is
@@ -85,24 +89,28 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._streams = streams
         self._roles = roles
         self._left_alone = (*OPEN, *admit_themselves)
-        self._wrapped: dict[str, RpcMethodHandler] = {}
+        self._services: list[grpc.GenericRpcHandler] = []
+        self._handlers: dict[str, RpcMethodHandler] = {}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], "Awaitable[RpcMethodHandler | None]"],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> "RpcMethodHandler | None":
-        """Wrap the method's handler, once for all its calls."""
+    def add_generic_rpc_handlers(self, handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """As a server does."""
+        self._services.extend(handlers)
+
+    def add_registered_method_handlers(self, service: str, handlers: object) -> None:
+        """Not needed: the same handlers were added by name."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> "RpcMethodHandler | None":
+        """The method's handler, wrapped once for all its calls; None: there is no such method."""
         method = handler_call_details.method
-        wrapped = self._wrapped.get(method)
-        if wrapped is not None:
-            return wrapped
-        handler = await continuation(handler_call_details)
-        if handler is None or method.startswith(self._left_alone):
-            return handler
-        wrapped = self._wrap(method, handler)
-        self._wrapped[method] = wrapped
-        return wrapped
+        found = self._handlers.get(method)
+        if found is None:
+            for each in self._services:
+                found = each.service(handler_call_details)
+                if found is not None:
+                    found = found if method.startswith(self._left_alone) else self._wrap(method, found)
+                    self._handlers[method] = found
+                    break
+        return found
 
     def _wrap(self, method: str, handler: RpcMethodHandler) -> RpcMethodHandler:
         behavior, make = _parts(handler)

@@ -26,6 +26,7 @@ class Record:
     cached_tokens: int = 0
     predicted_ttft_ms: float | None = None
     refused: str = ""
+    tenant: str = "default"
 
 
 @dataclass(slots=True)

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from headway_scheduler.admission.holds import Waiter
+from headway_scheduler.admission.holds import HoldOrder, Waiter
 from headway_scheduler.core import EVERYTHING, Core, CoreConfig, Learned
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import (
     Binding,
+    BindingMode,
     DesiredState,
     GpuGroup,
     StrategyBinding,
@@ -62,6 +63,8 @@ class Router:
         max_wait_s: float,
         prior_error: float = 1.0,
         learn: frozenset[Learned] = EVERYTHING,
+        dedicated: Mapping[str, int] | None = None,
+        hold_order: HoldOrder = HoldOrder.FAIR,
     ) -> None:
         """`prior_error` > 1: every other endpoint is believed that much slower than it is, the others faster."""
         self._now_ms = 0.0
@@ -73,6 +76,7 @@ class Router:
                 seed=seed,
                 max_wait_s=max_wait_s,
                 learn=learn,
+                hold_order=hold_order,
             ),
             algorithms=algorithms,
             clock=lambda: self._now_ms / 1e3,
@@ -80,7 +84,7 @@ class Router:
             record_usage=lambda _tenant, _model, _usage: None,
         )
         self._tenants = {name: Tenant(name) for name in tenants}
-        self.core.set_desired(_desired(policy, self._tenants))
+        self.core.set_desired(_desired(policy, self._tenants, dedicated or {}))
         self.core.dispatcher.wake = self._wake
         self._owner = Owner(_PRINCIPAL, stream=True)
         self._numbers: dict[str, int] = {}
@@ -240,12 +244,21 @@ class Router:
             self.core.costs.install(endpoint.slot, f"{endpoint.id} {spec.engine}", spec.engine_version, wrong)
 
 
-def _desired(policy: Policy, tenants: Mapping[str, Tenant]) -> DesiredState:
+def _desired(policy: Policy, tenants: Mapping[str, Tenant], dedicated: Mapping[str, int]) -> DesiredState:
+    groups, bindings, first = [GpuGroup(DEFAULT_GROUP, all=True)], [], 0
+    for tenant in tenants:
+        count = dedicated.get(tenant, 0)
+        if not count:
+            bindings.append(Binding(tenant, DEFAULT_GROUP))
+            continue
+        groups.append(GpuGroup(tenant, nodes=tuple(_node(number) for number in range(first, first + count))))
+        bindings.append(Binding(tenant, tenant, BindingMode.DEDICATED))
+        first += count
     return DesiredState(
         version=1,
         tenants=tenants,
-        groups={DEFAULT_GROUP: GpuGroup(DEFAULT_GROUP, all=True)},
-        bindings=tuple(Binding(tenant, DEFAULT_GROUP) for tenant in tenants),
+        groups={group.id: group for group in groups},
+        bindings=tuple(bindings),
         strategies={policy.name: StrategyConfig(policy.name, policy.algorithm, dict(policy.parameters))},
         strategy_bindings=(StrategyBinding("default", policy.name),),
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from headway_scheduler.admission.holds import HoldOrder
 from headway_scheduler.core import EVERYTHING, Learned
 
 from headway_sim.simulation.fleet import parse_fleet
@@ -29,7 +30,8 @@ class Scenario:
 
     `limit` keeps so many requests, after `skip` of a trace. `rate` scales arrivals. `waiting_limit` None: the
     workload's own. `open_loop`: a closed loop's sessions arrive by themselves instead. What arrives in the first
-    `warmup_s` is served, but counts in no figure.
+    `warmup_s` is served, but counts in no figure. Nor does what arrives after `until_s`.
+    `dedicated`: tenants with so many engines to themselves.
     """
 
     trace: Path | None = None
@@ -49,6 +51,9 @@ class Scenario:
     learn: frozenset[Learned] = EVERYTHING
     warmup_s: float = 0.0
     open_loop: bool = False
+    dedicated: tuple[tuple[str, int], ...] = ()
+    hold_order: HoldOrder = HoldOrder.FAIR
+    until_s: float | None = None
 
     def check(self) -> None:
         """Raise ScenarioError, FleetError or TraceError unless it can be run."""
@@ -100,6 +105,8 @@ class Scenario:
         return Setup(
             engines=parse_fleet(self.fleet, cache_scale=self.cache_scale),
             tenants=tenants,
+            dedicated=dict(self.dedicated),
+            hold_order=self.hold_order,
             telemetry_period_ms=self.telemetry_period_s * 1e3,
             telemetry_delay_ms=self.telemetry_delay_s * 1e3,
             waiting_limit=waiting_limit,
@@ -129,7 +136,8 @@ def run_task(task: Task, on_progress: OnProgress | None = None) -> Measured:
     """Run it here."""
     setup = task.scenario.setup(task.seed, reordered=task.reordered)
     run = simulate(task.policy, catalogue(), task.scenario.source(), setup, on_progress)
-    return measure(run, warmup_ms=task.scenario.warmup_s * 1e3)
+    until_s = task.scenario.until_s
+    return measure(run, task.scenario.warmup_s * 1e3, None if until_s is None else until_s * 1e3)
 
 
 @cache

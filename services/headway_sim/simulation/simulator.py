@@ -13,6 +13,7 @@ from enum import IntEnum
 from functools import partial
 from typing import Final
 
+from headway_scheduler.admission.holds import HoldOrder
 from headway_scheduler.core import EVERYTHING, TICK_S, Learned
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.report import Outcome, Usage
@@ -48,6 +49,8 @@ class Setup:
     with engines. `telemetry_period_ms` 0: samples are as fresh as the decision. `prior_error`: see Router. `learn`: see
     CoreConfig.
 
+    `dedicated`: tenants that have so many engines to themselves; the others share what is left.
+
     `seed` is of the scheduler's random numbers, of the agents' phases, and of a jitter on arrivals within a
     millisecond, the resolution of traces (seed 0: none). `reordered` changes the order in which floats are added and
     endpoints are announced, and nothing else.
@@ -55,6 +58,8 @@ class Setup:
 
     engines: Sequence[Hardware]
     tenants: Sequence[str] = ("default",)
+    dedicated: Mapping[str, int] = field(default_factory=dict)
+    hold_order: HoldOrder = HoldOrder.FAIR
     telemetry_period_ms: float = 1000.0
     telemetry_delay_ms: float = 0.0
     waiting_limit: int | None = None
@@ -150,6 +155,8 @@ class _Simulation:
             max_wait_s=setup.max_wait_s,
             prior_error=setup.prior_error,
             learn=setup.learn,
+            dedicated=setup.dedicated,
+            hold_order=setup.hold_order,
         )
         self._engines: list[_EngineState] = []
         for number, each in enumerate(hardware):
@@ -233,7 +240,7 @@ class _Simulation:
 
     def _arrive(self, job: Job) -> None:
         now_ms = self._now_ms
-        record = Record(now_ms, job.engine.prompt_tokens, job.engine.output_tokens)
+        record = Record(now_ms, job.engine.prompt_tokens, job.engine.output_tokens, tenant=job.tenant)
         self._records.append(record)
         self._open += 1
         self._sample_if_always_fresh()

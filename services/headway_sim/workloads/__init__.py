@@ -2,12 +2,16 @@
 
 from headway_sim.workloads.article import ArticleWorkload, Message, SessionTurns, Turn
 from headway_sim.workloads.base import Workload
-from headway_sim.workloads.catalog import OVERLOAD, WORKLOADS, NamedWorkload
+from headway_sim.workloads.catalog import EQUALS, FLOOD, MIXED, OVERLOAD, QUIET, WORKLOADS, NamedWorkload
 from headway_sim.workloads.overload import ArticleOverload
 from headway_sim.workloads.sessions import Lengths, OpenWorkload, SessionKind
 
 __all__ = [
+    "EQUALS",
+    "FLOOD",
+    "MIXED",
     "OVERLOAD",
+    "QUIET",
     "WORKLOADS",
     "ArticleOverload",
     "ArticleWorkload",

@@ -1,7 +1,7 @@
 """THE list of workloads. Rates are for eight A100-40G with an 8B model; `--rate` scales them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from headway_sim.workloads.article import ArticleWorkload
@@ -9,9 +9,13 @@ from headway_sim.workloads.base import Workload
 from headway_sim.workloads.overload import ArticleOverload
 from headway_sim.workloads.sessions import Lengths, OpenWorkload, SessionKind
 
-__all__ = ["OVERLOAD", "WORKLOADS", "NamedWorkload"]
+__all__ = ["EQUALS", "FLOOD", "MIXED", "OVERLOAD", "QUIET", "WORKLOADS", "NamedWorkload"]
 
 OVERLOAD: Final = "article-overload"
+MIXED: Final = "mixed-tenants"
+QUIET: Final = "quiet-tenant"
+FLOOD: Final = "noisy-neighbour"
+EQUALS: Final = "equal-tenants"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,24 @@ def _mixed_tenants(seed: int) -> OpenWorkload:
     return OpenWorkload(kinds, sessions=3000, peak_per_s=16.0, seed=seed)
 
 
+_TENANT_CHAT: Final = SessionKind(
+    system_tokens=512,
+    turns=(1, 4),
+    first_tokens=Lengths(600, most=4000),
+    output_tokens=Lengths(40, most=300),
+    think_s=4.0,
+)
+_QUIET_PER_S: Final = 4.0
+_TENANTS_S: Final = 30.0
+
+
+def _chats_of(seed: int, **rates_per_s: float) -> OpenWorkload:
+    """The same chats for each tenant, at its own rate in sessions a second; for four A100-40G."""
+    total = sum(rates_per_s.values())
+    kinds = tuple(replace(_TENANT_CHAT, tenant=name, share=rate / total) for name, rate in rates_per_s.items())
+    return OpenWorkload(kinds, sessions=round(total * _TENANTS_S), peak_per_s=total, seed=seed)
+
+
 WORKLOADS: Final[Mapping[str, NamedWorkload]] = {
     "article": NamedWorkload(
         lambda seed: ArticleWorkload(seed=seed),
@@ -127,7 +149,22 @@ WORKLOADS: Final[Mapping[str, NamedWorkload]] = {
         _agentic, "tool-calling sessions: 6 to 20 calls, a long growing context, short answers, seconds between them"
     ),
     "bursty": NamedWorkload(_bursty, "6 sessions a second, and ten times as many during 5 seconds of every 30"),
-    "mixed-tenants": NamedWorkload(
+    QUIET: NamedWorkload(
+        lambda seed: _chats_of(seed, quiet=_QUIET_PER_S),
+        "one tenant's chats, 4 sessions a second; for four engines, as the two below",
+        tenants=("quiet",),
+    ),
+    FLOOD: NamedWorkload(
+        lambda seed: _chats_of(seed, quiet=_QUIET_PER_S, noisy=10 * _QUIET_PER_S),
+        "the same chats, beside a tenant that starts ten times as many: more than the fleet can serve",
+        tenants=("quiet", "noisy"),
+    ),
+    EQUALS: NamedWorkload(
+        lambda seed: _chats_of(seed, a=8.0, b=11.0, c=15.0, d=22.0),
+        "four tenants of one weight, each of which alone asks for more than its quarter of the fleet",
+        tenants=("a", "b", "c", "d"),
+    ),
+    MIXED: NamedWorkload(
         _mixed_tenants,
         "chats, search answers, long summaries and short labels, each of its own tenant",
         tenants=("chat", "labels", "search", "summaries"),

@@ -332,14 +332,26 @@ class TestPass:
         return tried
 
     def test_is_bounded(self, monkeypatch):
-        rig = rigged(1)
+        rig = rigged(1, capacity=10_000)
         rig.dispatcher.config = replace(rig.dispatcher.config, holds_per_pass=3)
-        rig.route(prompt_tokens=MORE_THAN_THE_WINDOW)
+        rig.first_token(rig.route(prompt_tokens=9_870))
         for number in range(10):
             rig.hold(f"r{number}", prompt_tokens=100 + number)
         tried = self.counted(rig, monkeypatch)
         pass_now(rig)
         assert tried == ["r0", "r1", "r2"]
+
+    def test_tries_nobody_while_every_endpoint_has_a_window_queued(self, monkeypatch):
+        rig = rigged(2)
+        first = rig.route(prompt_tokens=MORE_THAN_THE_WINDOW)
+        rig.route(prompt_tokens=MORE_THAN_THE_WINDOW)
+        rig.hold("held")
+        tried = self.counted(rig, monkeypatch)
+        pass_now(rig)
+        assert tried == []
+        rig.first_token(first)
+        pass_now(rig)
+        assert tried == ["held"]
 
     def test_a_pool_with_a_long_line_does_not_use_up_anothers_share(self):
         desired = desired_state("adaptive", models={name: Model(name) for name in (MODEL, "second")})

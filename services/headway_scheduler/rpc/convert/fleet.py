@@ -6,7 +6,7 @@ from headway.fleet.v1 import fleet_pb2 as pb
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.device import DeviceEventKind
 from headway_scheduler.domain.measurement import MissingReason
-from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES
+from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES, TENANTS
 from headway_scheduler.fleet.fleet import Endpoint, Node
 from headway_scheduler.rpc.convert.routing import known
 from headway_scheduler.rpc.convert.telemetry import (
@@ -18,6 +18,8 @@ from headway_scheduler.rpc.convert.telemetry import (
 from headway_scheduler.strategies.base import SoftGuard
 
 __all__ = ["endpoint_to_proto", "node_to_proto", "status_to_proto"]
+
+_MOST_SHARES = 200
 
 
 def node_to_proto(node: Node, now: float) -> pb.NodeState:
@@ -138,7 +140,21 @@ def status_to_proto(scheduler: Scheduler, version: str) -> pb.GetStatusResponse:
         )
         for each in scheduler.registry.installed.values()
     ]
+    dispatcher, inflight = scheduler.dispatcher, scheduler.ledger.tenant_inflight
+    shares = [
+        pb.TenantShare(
+            tenant=f"{TENANTS}/{each.tenant}",
+            arena=f"{GPU_GROUPS}/{each.arena}",
+            weight=each.weight,
+            service=each.service,
+            ahead=each.ahead,
+            holds=dispatcher.holds.tenants.get(each.tenant, 0),
+            reservations=inflight.get(each.tenant, 0),
+        )
+        for each in dispatcher.fair.shares(_MOST_SHARES)
+    ]
     response = pb.GetStatusResponse(
+        shares=shares,
         scheduler=scheduler.config.name,
         epoch=scheduler.epoch,
         version=version,

@@ -187,6 +187,8 @@ def write_decision(decision: Decision, response: pb.RouteResponse) -> None:
         response.cache_salt = decision.cache_salt
     if decision.endpoint.headers:
         response.headers.update(decision.endpoint.headers)
+    if decision.rate_limits is not None:
+        response.answer_headers.update(decision.rate_limits.headers())
     response.endpoint.MergeFrom(placement_to_proto(decision.endpoint))
     response.fallbacks.extend([placement_to_proto(each) for each in decision.fallbacks])
     response.reservation_ttl.seconds = int(decision.ttl_s)

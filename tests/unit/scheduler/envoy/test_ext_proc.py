@@ -4,6 +4,7 @@ import asyncio
 import gc
 import hashlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 from fakes.ext_proc import BUFFERED, DUPLEX, GET, NONE, PARTIAL, POST, STREAMED, Process, Refused, set_headers
 from fakes.rig import Rig, desired_state, spec
 from headway_openai.body import ParsedBody
-from headway_scheduler.domain.desired import Binding, Credential, GpuGroup, Model, Role, Tenant
+from headway_scheduler.domain.desired import Binding, Credential, GpuGroup, Model, Quotas, Role, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.report import Outcome
 from headway_scheduler.domain.request import TextPrompt
@@ -875,6 +876,39 @@ class TestAnswer:
         await process.reply("response_headers")
         await self.streamed(process, WORD + b'data: {"error":{"message":"x"}}\n\n' + DONE)
         assert world.outcomes == [True]
+        process.half_close()
+        await process.ended()
+
+
+class TestQuotas:
+    @pytest.fixture
+    def world(self):
+        world = World()
+        limited = replace(world.rig.store.desired.tenants["default"], quotas=Quotas(requests_per_minute=1))
+        world.rig.desire(tenants={**world.rig.store.desired.tenants, "default": limited})
+        return world
+
+    async def test_the_client_is_told_what_is_left(self, world):
+        process = world.process()
+        await ask(process)
+        process.headers({":status": "200", "content-type": "application/json"}, kind="response_headers")
+        response = (await process.reply("response_headers")).response_headers.response
+        told = {each.header.key: each.header.raw_value for each in response.header_mutation.set_headers}
+        assert told["x-ratelimit-limit-requests"] == b"1"
+        assert told["x-ratelimit-remaining-requests"] == b"0"
+        process.half_close()
+        await process.ended()
+
+    async def test_and_so_it_is_when_it_is_refused(self, world):
+        process = world.process()
+        await ask(process)
+        second = world.process()
+        second.headers(POST)
+        second.body(chat())
+        refused, _ = await refusal(second)
+        assert refused.status == 429
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert int(refused.headers["retry-after"]) > 0
         process.half_close()
         await process.ended()
 

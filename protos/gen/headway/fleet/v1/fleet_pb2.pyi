@@ -134,6 +134,49 @@ class StrategyStatus(_message.Message):
 Global___StrategyStatus: _TypeAlias = StrategyStatus  # noqa: Y015
 
 @_typing.final
+class TenantShare(_message.Message):
+    """A tenant's standing among those it competes with (docs/fairness.md)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    ARENA_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    SERVICE_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    RESERVATIONS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`tenants/acme`."""
+    arena: _builtins.str
+    """The arena: the first of the GPU groups that its tenants share, `gpuGroups/all`."""
+    weight: _builtins.float
+    service: _builtins.float
+    """All service it got there since this scheduler started, as fair share counts tokens."""
+    ahead: _builtins.float
+    """How far its counter is above the least: service over weight. The tenant with 0 is next."""
+    holds: _builtins.int
+    reservations: _builtins.int
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        arena: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        service: _builtins.float = ...,
+        ahead: _builtins.float = ...,
+        holds: _builtins.int = ...,
+        reservations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "arena", b"arena", "holds", b"holds", "reservations", b"reservations", "service", b"service", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantShare: _TypeAlias = TenantShare  # noqa: Y015
+
+@_typing.final
 class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -173,6 +216,7 @@ class GetStatusResponse(_message.Message):
     STRATEGIES_FIELD_NUMBER: _builtins.int
     GUARDS_FROZEN_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     scheduler: _builtins.str
     epoch: _builtins.str
     version: _builtins.str
@@ -195,6 +239,10 @@ class GetStatusResponse(_message.Message):
     def refusals(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     @_builtins.property
     def strategies(self) -> _containers.RepeatedCompositeFieldContainer[Global___StrategyStatus]: ...
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantShare]:
+        """At most 200, those with most service first; of tenants that compete with another."""
+
     def __init__(
         self,
         *,
@@ -214,10 +262,11 @@ class GetStatusResponse(_message.Message):
         strategies: _abc.Iterable[Global___StrategyStatus] | None = ...,
         guards_frozen: _builtins.bool = ...,
         standing: _builtins.str = ...,
+        shares: _abc.Iterable[Global___TenantShare] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "guards_frozen", b"guards_frozen", "holds", b"holds", "nodes", b"nodes", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "guards_frozen", b"guards_frozen", "holds", b"holds", "nodes", b"nodes", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "shares", b"shares", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

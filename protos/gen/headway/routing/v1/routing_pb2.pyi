@@ -613,6 +613,26 @@ class RouteResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AnswerHeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     ENDPOINT_FIELD_NUMBER: _builtins.int
     PREFILL_ENDPOINT_FIELD_NUMBER: _builtins.int
@@ -624,6 +644,7 @@ class RouteResponse(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     PULL_FROM_FIELD_NUMBER: _builtins.int
+    ANSWER_HEADERS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     reservation_id: _builtins.str
     cache_salt: _builtins.str
@@ -654,6 +675,12 @@ class RouteResponse(_message.Message):
     def pull_from(self) -> Global___PrefixHolder:
         """Set when another endpoint is known to hold more of the prompt, and both can move prefixes between them."""
 
+    @_builtins.property
+    def answer_headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Headers to add to the answer to the client: `x-ratelimit-…`, what is left of its quotas. A refusal has them in its
+        ErrorInfo's metadata.
+        """
+
     def __init__(
         self,
         *,
@@ -668,10 +695,11 @@ class RouteResponse(_message.Message):
         cache_salt: _builtins.str = ...,
         model: _builtins.str = ...,
         pull_from: Global___PrefixHolder | None = ...,
+        answer_headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint", "_pull_from", b"_pull_from", "decision", b"decision", "endpoint", b"endpoint", "prefill_endpoint", b"prefill_endpoint", "pull_from", b"pull_from", "reservation_ttl", b"reservation_ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint", "_pull_from", b"_pull_from", "cache_salt", b"cache_salt", "decision", b"decision", "endpoint", b"endpoint", "fallbacks", b"fallbacks", "headers", b"headers", "model", b"model", "prefill_endpoint", b"prefill_endpoint", "pull_from", b"pull_from", "request_id", b"request_id", "reservation_id", b"reservation_id", "reservation_ttl", b"reservation_ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint", "_pull_from", b"_pull_from", "answer_headers", b"answer_headers", "cache_salt", b"cache_salt", "decision", b"decision", "endpoint", b"endpoint", "fallbacks", b"fallbacks", "headers", b"headers", "model", b"model", "prefill_endpoint", b"prefill_endpoint", "pull_from", b"pull_from", "request_id", b"request_id", "reservation_id", b"reservation_id", "reservation_ttl", b"reservation_ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_endpoint: _TypeAlias = _typing.Literal["prefill_endpoint"]  # noqa: Y015
     _WhichOneofArgType__prefill_endpoint: _TypeAlias = _typing.Literal["_prefill_endpoint", b"_prefill_endpoint"]  # noqa: Y015
