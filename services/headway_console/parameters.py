@@ -39,13 +39,17 @@ def fields_of(parameters: type[Parameters], values: Mapping[str, Any]) -> list[F
     return [_field(name, _resolved(each, known), values) for name, each in schema.get("properties", {}).items()]
 
 
-def values_of(parameters: type[Parameters], form: Mapping[str, str]) -> dict[str, Any]:
-    """What a form sent, as JSON values; what is not a number where one is wanted raises InvalidField."""
-    return {
-        field.name: _read(field, form.get(field.input_name, ""))
-        for field in fields_of(parameters, {})
-        if field.kind == "flag" or form.get(field.input_name, "") != ""
-    }
+def values_of(parameters: type[Parameters], form: Mapping[str, str], before: Mapping[str, Any]) -> dict[str, Any]:
+    """What a form sent, as JSON values: those that were set before, and those that are not the default.
+
+    The others go on following their defaults. What is not a number where one is wanted raises InvalidField.
+    """
+    values = {}
+    for field in fields_of(parameters, {}):
+        text = form.get(field.input_name, "")
+        if (text or field.kind == "flag") and (field.name in before or _text(_read(field, text)) != field.default):
+            values[field.name] = _read(field, text)
+    return values
 
 
 def _resolved(schema: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

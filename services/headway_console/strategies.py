@@ -1,6 +1,7 @@
 """The Strategies pages: what decides where, switch it, tune it, bind it, watch it in shadow, and take it back."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from headway_scheduler.domain.names import GPU_GROUPS, MODELS, STRATEGIES, STRAT
 from headway_scheduler.errors import InvalidField
 from headway_scheduler.strategies.registry import Installed
 
-from headway_console.decisions import DecisionLog, Summary, summary_of
+from headway_console.decisions import DecisionLog, DecisionRow, Summary, summary_of
 from headway_console.doorkeeper import Visit
 from headway_console.effects import Effects
 from headway_console.pages import PREFIX, Pages, see_other
@@ -53,7 +54,11 @@ class StrategyPages:
     async def overview(self, visit: Visit) -> web.Response:
         """All strategies, and what is bound where."""
         desired = self._scheduler.desired
-        cards = [self._card(each) for each in self._scheduler.registry.installed.values()]
+        lately = defaultdict[str, list[DecisionRow]](list)
+        for row in self._log.newest(_LOOKED_AT):
+            lately[row.strategy].append(row)
+        installed = self._scheduler.registry.installed.values()
+        cards = [self._card(each, lately[each.config.id]) for each in installed]
         cards.sort(key=lambda card: (not card.bindings, card.installed.config.id))
         return self._pages.page(
             visit,
@@ -78,7 +83,7 @@ class StrategyPages:
         return self._pages.page(
             visit,
             "strategy.html",
-            card=self._card(installed),
+            card=self._card(installed, [row for row in self._log.newest(_LOOKED_AT) if row.strategy == config.id]),
             fields=fields_of(self._algorithm(installed).parameters_type, config.parameters),
             fallbacks=sorted(name for name, each in self._scheduler.registry.algorithms.items() if each.classic),
             effects=self._effects.of(config.id),
@@ -101,9 +106,8 @@ class StrategyPages:
     async def tune(self, visit: Visit, form: Mapping[str, str]) -> web.Response:
         """Change parameters and the fallback."""
         installed = self._installed(visit)
-        values = values_of(self._algorithm(installed).parameters_type, form)
         parameters = struct_pb2.Struct()
-        parameters.update(values)
+        parameters.update(values_of(self._algorithm(installed).parameters_type, form, installed.config.parameters))
         strategy = pb.Strategy(
             name=f"{STRATEGIES}/{installed.config.id}",
             parameters=parameters,
@@ -154,16 +158,15 @@ class StrategyPages:
     def _algorithm(self, installed: Installed) -> Any:  # a class with Strategy's class variables
         return self._scheduler.registry.algorithms[installed.config.algorithm]
 
-    def _card(self, installed: Installed) -> StrategyCard:
+    def _card(self, installed: Installed, lately: Sequence[DecisionRow]) -> StrategyCard:
         config, now = installed.config, self._scheduler.clock()
-        rows = (row for row in self._log.newest(_LOOKED_AT) if row.strategy == config.id)
         words = (self._algorithm(installed).__doc__ or "").strip().partition("\n")[0]
         return StrategyCard(
             installed=installed,
             algorithm_words=words,
             bindings=tuple(b for b in self._scheduler.desired.strategy_bindings if b.strategy == config.id),
             tripped=installed.tripped_until is not None and now < installed.tripped_until,
-            lately=summary_of(rows),
+            lately=summary_of(lately),
         )
 
     def _done(self, visit: Visit, notice: str, *, bindings: bool = False) -> web.Response:

@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from aiohttp import web
@@ -14,6 +14,7 @@ from headway.admin.v1 import admin_pb2 as pb
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Binding, Tenant
 from headway_scheduler.domain.names import TENANTS
+from headway_scheduler.domain.rate_limits import RateLimit, RateLimits
 from headway_scheduler.domain.usage import Interval, Usage
 from headway_scheduler.errors import InvalidField, StoreDown, UnknownTenant
 from markupsafe import Markup
@@ -25,6 +26,8 @@ from headway_console.writing import Admin
 
 __all__ = ["TenantPages"]
 
+_Standing = tuple[float | None, float | None]
+"""A tenant's share granted and its share used."""
 _MINUTES: Final = 60
 _AUDIT_SIZE: Final = 50
 _QUOTAS: Final = (
@@ -36,27 +39,30 @@ _QUOTAS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A quota and what is used of it now; `limit` 0: none."""
+    """A quota and what is used of it now; `limit` 0: none, and then `used` may be None: nobody counts."""
 
     field: str
     words: str
-    used: float
+    used: int | None
     limit: int
 
     @property
-    def share(self) -> float:
+    def share(self) -> float | None:
         """Of the limit, 0 to 1 and beyond."""
-        return self.used / self.limit if self.limit else 0.0
+        return None if self.used is None or not self.limit else self.used / self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """A tenant in the list. Shares are of all tenants, 0 to 1; `used` None: nobody used anything."""
+    """A tenant in the list. Shares are of what the tenants that compete with it got since the scheduler's start.
+
+    `granted` None: nobody competes with it. `used` None: none of them got anything yet.
+    """
 
     tenant: Tenant
     bindings: tuple[Binding, ...]
     endpoints: int
-    granted: float
+    granted: float | None
     used: float | None
     requests: int
     tokens: int
@@ -71,8 +77,7 @@ class TenantPages:
 
     async def overview(self, visit: Visit) -> web.Response:
         """All tenants and groups."""
-        usage = await self._usage(_MINUTES, Interval.TOTAL)
-        lately = await self._usage(2, Interval.MINUTE)
+        usage = await self._usage(Interval.TOTAL)
         desired, fleet = self._scheduler.desired, self._scheduler.fleet
         members: dict[str, int] = defaultdict(int)
         for endpoint in fleet.endpoints.values():
@@ -81,7 +86,7 @@ class TenantPages:
         return self._pages.page(
             visit,
             "tenants.html",
-            rows=self._rows(usage or (), lately or ()),
+            rows=self._rows(usage or ()),
             usage_known=usage is not None,
             groups=sorted(desired.groups.values(), key=lambda group: group.id),
             members=members,
@@ -94,11 +99,11 @@ class TenantPages:
         tenant = self._scheduler.desired.tenants.get(name)
         if tenant is None:
             raise UnknownTenant(f"{TENANTS}/{name}", "name")
-        usage = await self._usage(_MINUTES, Interval.MINUTE, name)
+        usage = await self._usage(Interval.MINUTE, name)
         return self._pages.page(
             visit,
             "tenant.html",
-            row=self._row(tenant, usage or (), usage or (), 0),
+            row=self._row(tenant, usage or (), self._shares()),
             usage_known=usage is not None,
             usage_chart=self._usage_chart(usage or ()),
             by_model=_by_model(usage or ()),
@@ -123,56 +128,65 @@ class TenantPages:
 
     # Inside
 
-    async def _usage(self, minutes: int, interval: Interval, tenant: str = "") -> Sequence[Usage] | None:
-        """The last full minutes', and the one that runs; None: the database cannot be reached."""
+    async def _usage(self, interval: Interval, tenant: str = "") -> Sequence[Usage] | None:
+        """The last hour's, the minute that runs included; None: the database cannot be reached."""
         until = self._now().replace(second=0, microsecond=0) + timedelta(minutes=1)
-        since = until - timedelta(minutes=minutes)
+        since = until - timedelta(minutes=_MINUTES)
         try:
             return await self._scheduler.store.usage(since=since, until=until, tenant=tenant, interval=interval)
         except StoreDown:
             return None
 
-    def _rows(self, usage: Iterable[Usage], lately: Iterable[Usage]) -> list[TenantRow]:
-        of, last = defaultdict[str, list[Usage]](list), defaultdict[str, list[Usage]](list)
-        total = 0
+    def _rows(self, usage: Iterable[Usage]) -> list[TenantRow]:
+        of, shares = defaultdict[str, list[Usage]](list), self._shares()
         for each in usage:
             of[each.tenant].append(each)
-            total += _tokens(each)
-        for each in lately:
-            last[each.tenant].append(each)
         tenants = sorted(self._scheduler.desired.tenants.values(), key=lambda tenant: tenant.id)
-        return [self._row(tenant, of[tenant.id], last[tenant.id], total) for tenant in tenants]
+        return [self._row(tenant, of[tenant.id], shares) for tenant in tenants]
 
-    def _row(self, tenant: Tenant, usage: Sequence[Usage], lately: Iterable[Usage], total: int) -> TenantRow:
-        tokens = sum(_tokens(each) for each in usage)
+    def _row(self, tenant: Tenant, usage: Sequence[Usage], shares: Mapping[str, _Standing]) -> TenantRow:
         bindings = (b for b in self._scheduler.desired.bindings if b.tenant == tenant.id)
+        granted, used = shares.get(tenant.id, (None, None))
         return TenantRow(
             tenant=tenant,
             bindings=tuple(sorted(bindings, key=lambda binding: binding.order)),
             endpoints=len(self._scheduler.fleet.open_to(tenant.id)),
-            granted=self._granted(tenant),
-            used=tokens / total if total else None,
+            granted=granted,
+            used=used,
             requests=sum(each.requests for each in usage),
-            tokens=tokens,
-            meters=self._meters(tenant, lately),
+            tokens=sum(_tokens(each) for each in usage),
+            meters=self._meters(tenant),
         )
 
-    def _granted(self, tenant: Tenant) -> float:
-        """The tenant's weight among all who are bound to anything."""
-        desired = self._scheduler.desired
-        bound = {binding.tenant for binding in desired.bindings} | {tenant.id}
-        total = sum(desired.tenants[each].weight for each in bound if each in desired.tenants)
-        return tenant.weight / total if total else 0.0
+    def _shares(self) -> dict[str, _Standing]:
+        """What each tenant was granted, and what it got, of all that those it competes with got."""
+        every = self._scheduler.dispatcher.fair.shares()
+        weights, services = defaultdict[str, float](float), defaultdict[str, float](float)
+        for share in every:
+            weights[share.arena] += share.weight
+            services[share.arena] += share.service
+        return {
+            share.tenant: (
+                share.weight / weights[share.arena],
+                share.service / services[share.arena] if services[share.arena] else None,
+            )
+            for share in every
+        }
 
-    def _meters(self, tenant: Tenant, usage: Iterable[Usage]) -> tuple[Meter, ...]:
-        """Use by the full minute before this one, and what is in flight now."""
-        last = self._now().replace(second=0, microsecond=0) - timedelta(minutes=1)
-        lately = [each for each in usage if each.minute.astimezone(UTC) == last]
-        inflight = self._scheduler.dispatcher.quotas.inflight(tenant.id)
-        used = (sum(each.requests for each in lately), sum(_tokens(each) for each in lately), inflight)
+    def _meters(self, tenant: Tenant) -> tuple[Meter, ...]:
+        """What is used of each limit now."""
+        scheduler, quotas = self._scheduler, tenant.quotas
+        book = scheduler.dispatcher.quotas
+        standing = book.standing(tenant.id, scheduler.clock()) or RateLimits()
+        used = {
+            "requests_per_minute": _used(standing.requests),
+            "tokens_per_minute": _used(standing.tokens),
+            "max_inflight": book.inflight(tenant.id),
+        }
         return tuple(
-            Meter(field, words, amount, getattr(tenant.quotas, field))
-            for (field, words), amount in zip(_QUOTAS, used, strict=True)
+            Meter(field, words, 0 if used[field] is None and limit else used[field], limit)
+            for field, words in _QUOTAS
+            for limit in [getattr(quotas, field)]
         )
 
     def _usage_chart(self, usage: Iterable[Usage]) -> Markup:
@@ -187,6 +201,10 @@ class TenantPages:
                 completion[minute] += each.completion_tokens
         lines = [Line("Prompt", prompt, 1), Line("Cached", cached, 2), Line("Answered", completion, 3)]
         return chart(lines, "Tokens a minute", span="1 hour ago")
+
+
+def _used(limit: RateLimit | None) -> int | None:
+    return None if limit is None else limit.limit - limit.remaining
 
 
 def _by_model(usage: Iterable[Usage]) -> list[Usage]:

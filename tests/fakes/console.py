@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import aiohttp
 from aiohttp import web
 from fakes.rig import Clock, MemoryStore, desired_state, device_sample, gpu
+from fakes.scheduler import serving
 from headway_console.app import Console
 from headway_console.decisions import Candidate, DecisionRow
 from headway_scheduler.app import Scheduler
@@ -18,6 +19,7 @@ from headway_scheduler.domain.device import DeviceKind
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineSample
 from headway_scheduler.domain.measurement import Measurement
 from headway_scheduler.domain.telemetry import Hello, Sample
+from headway_scheduler.http import HttpServer
 
 
 class Store(MemoryStore):
@@ -93,6 +95,24 @@ async def console_of(scheduler, log=None):
         await browser.session.close()
         await console.stop()
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def operated(database_url, log=None, **settings):
+    """A scheduler as `serve` puts it together, and a browser at its HTTP port."""
+    async with serving(database_url, **settings) as served:
+        console = Console(served.scheduler, log or Log())
+        http = HttpServer(served.scheduler, console.add_to)
+        await http.start("127.0.0.1:0")
+        console.start()
+        browser = Browser(f"http://127.0.0.1:{http.port}")
+        try:
+            served.console = console
+            yield served, browser
+        finally:
+            await browser.session.close()
+            await console.stop()
+            await http.stop()
 
 
 async def rigged(desired, **config):

@@ -1,34 +1,13 @@
 """What an operator changes in the console reaches the store, the audit trail, and the next request."""
 
-import contextlib
 import re
 
-from fakes.console import Browser
-from fakes.scheduler import serving
+from fakes.console import operated
 from headway.admin.v1 import admin_pb2 as pb
-from headway_console.app import Console
 from headway_scheduler.domain.desired import Credential, Role
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.tokens import token_sha256
-from headway_scheduler.http import HttpServer
 from headway_scheduler.store.base import Write
-
-
-@contextlib.asynccontextmanager
-async def operated(database_url, **settings):
-    """A scheduler as `serve` puts it together, and a browser at its HTTP port."""
-    async with serving(database_url, **settings) as served:
-        console = Console(served.scheduler)
-        http = HttpServer(served.scheduler, console.add_to)
-        await http.start("127.0.0.1:0")
-        console.start()
-        browser = Browser(f"http://127.0.0.1:{http.port}")
-        try:
-            yield served, browser
-        finally:
-            await browser.session.close()
-            await console.stop()
-            await http.stop()
 
 
 def words_of(page):

@@ -14,9 +14,11 @@ def test_what_the_form_shows_is_what_the_strategy_takes(strategy):
         assert field.description
         assert field.value == field.default
     sent = {field.input_name: field.value for field in fields}
-    assert (
-        strategy.parameters_type.model_validate(values_of(strategy.parameters_type, sent)) == strategy.parameters_type()
-    )
+    assert values_of(strategy.parameters_type, sent, {}) == {}, "what is the default goes on following it"
+    everything = dict.fromkeys(strategy.parameters_type.model_fields)
+    values = values_of(strategy.parameters_type, sent, everything)
+    assert set(values) == set(everything)
+    assert strategy.parameters_type.model_validate(values) == strategy.parameters_type()
 
 
 def test_values_in_force_are_shown_and_limits_with_them():
@@ -29,5 +31,5 @@ def test_values_in_force_are_shown_and_limits_with_them():
 def test_no_number_is_told_by_name():
     (adaptive,) = [each for each in BUILT_IN if each.name == "adaptive"]
     with pytest.raises(InvalidField, match="window_ms"):
-        values_of(adaptive.parameters_type, {"p.window_ms": "much"})
-    assert values_of(adaptive.parameters_type, {"p.window_ms": "", "p.other": "1"}) == {}
+        values_of(adaptive.parameters_type, {"p.window_ms": "much"}, {})
+    assert values_of(adaptive.parameters_type, {"p.window_ms": "", "p.other": "1"}, {}) == {}
