@@ -135,7 +135,8 @@ class History:
         before = self._counters.get(endpoint.slot, now)
         self._counters[endpoint.slot] = now
         looked_up = now[1] - before[1]
-        return (now[0] - before[0]) / looked_up if looked_up > 0 and now[0] >= before[0] else float("nan")
+        found = now[0] - before[0]
+        return min(1.0, found / looked_up) if looked_up > 0 <= found else float("nan")
 
     def _make_room(self, capacity: int) -> None:
         have = self._rings.shape[2]

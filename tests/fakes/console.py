@@ -177,7 +177,7 @@ def sample(fleet, node, number, now, sequence):
             Measurement(0.0),
             Measurement(share),
             Measurement(1000.0 * sequence * 100),
-            Measurement(1000.0 * sequence * 100 * share),
+            Measurement(1000.0 * sequence * (60 + 10 * share)),
         )
         for each, share in zip(specs, shares, strict=True)
     ]

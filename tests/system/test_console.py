@@ -77,6 +77,19 @@ async def violations(page):
     return [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found]
 
 
+async def levels(page):
+    return await page.locator("#map .c").evaluate_all("cells => cells.map(cell => cell.dataset.l).join()")
+
+
+async def differs(page, before):
+    return await levels(page) != before
+
+
+async def first_paint(page):
+    """Milliseconds after the page was asked for; None: not yet."""
+    return await page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+
+
 async def test_axe_finds_nothing_and_no_page_is_wider_than_its_window(database_url):
     async with looking(database_url) as (served, page, url):
         served.scheduler.refusals.update(SATURATED=4)
@@ -123,13 +136,10 @@ async def test_the_map_follows_the_fleet_and_is_walked_by_keys(database_url):
         fleet.apply_device_event(fleet.nodes["gpu-004"], DeviceEvent("GPU-4-1", DeviceEventKind.LOST))
         await expect(cell).to_have_attribute("data-s", "lost")
         await expect(page.get_by_role("heading", name="2 things need attention")).to_be_visible()
-        before = await page.locator("#map .c").evaluate_all("cells => cells.map(cell => cell.dataset.l).join()")
+        before = await levels(page)
         for number, node in enumerate(fleet.nodes.values()):
             sample(fleet, node, number, now, sequence=9)
-        await page.wait_for_function(
-            "before => [...document.querySelectorAll('#map .c')].map(cell => cell.dataset.l).join() !== before",
-            arg=before,
-        )
+        await eventually(lambda: differs(page, before))
         await page.locator("#map .c").first.focus()
         for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
             await page.keyboard.press(key)
@@ -220,8 +230,7 @@ async def test_a_thousand_devices_stay_readable(database_url, capsys):
     async with looking(database_url, nodes=125) as (served, page, url):
         await page.goto(f"{url}/console/fleet")  # templates and styles are loaded once
         await page.reload()
-        await page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length > 0")
-        paint = await page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        paint = await eventually(lambda: first_paint(page))
         assert await page.locator("#map .c").count() == 1001
         assert await page.locator("tbody tr").count() == 50
         await eventually(lambda: len(served.console.live) == 1)
