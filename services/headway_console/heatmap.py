@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import xxhash
 from headway_scheduler.domain.device import Device, DeviceEventKind, DeviceKind, DeviceSample
 from headway_scheduler.domain.endpoint import SchedulingState
@@ -32,8 +33,7 @@ _AT_ONCE: Final = 32
 """Nodes read in one turn of the event loop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(msgspec.Struct, frozen=True, gc=False):
     """One device now. Shares are 0 to 1; None: unknown."""
 
     uuid: str

@@ -1,10 +1,10 @@
 """Server-sent events: one reading of the fleet for everybody who looks, and none while nobody does."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 from aiohttp import web
 from headway_scheduler.fleet.fleet import Fleet
 
@@ -79,5 +79,4 @@ class Live:
             await asyncio.sleep(self._interval_s)
 
     async def _read(self) -> bytes:
-        data = json.dumps(heatmap.told(await self.reading()), separators=(",", ":"))
-        return f"event: fleet\ndata: {data}\n\n".encode()
+        return b"event: fleet\ndata: " + msgspec.json.encode(heatmap.told(await self.reading())) + b"\n\n"
