@@ -43,6 +43,24 @@ class StrategyCard:
         watched = self.installed.shadow_decisions
         return self.installed.shadow_agreed / watched if watched else None
 
+    @property
+    def would_ms(self) -> float | None:
+        """The mean TTFT that it predicted, as a shadow, of its own choices."""
+        watched = self.installed.shadow_predicted
+        return self.installed.shadow_ttft_ms / watched if watched else None
+
+    @property
+    def taken_ms(self) -> float | None:
+        """The same, of the endpoints that were chosen."""
+        watched = self.installed.shadow_predicted
+        return self.installed.shadow_taken_ttft_ms / watched if watched else None
+
+    @property
+    def gain(self) -> float | None:
+        """How much less its own choices would have taken, as a share."""
+        taken = self.installed.shadow_taken_ttft_ms
+        return 1 - self.installed.shadow_ttft_ms / taken if taken else None
+
 
 class StrategyPages:
     """Strategies and their bindings."""
@@ -64,6 +82,7 @@ class StrategyPages:
             visit,
             "strategies.html",
             cards=cards,
+            shadows=[card for card in cards if any(binding.shadow for binding in card.bindings)],
             bindings=sorted(desired.strategy_bindings, key=lambda each: (each.shadow, each.id)),
             strategies=sorted(desired.strategies),
             tenants=sorted(desired.tenants),

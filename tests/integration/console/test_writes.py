@@ -93,12 +93,16 @@ async def test_a_shadow_is_bound_watched_and_removed(database_url):
     async with operated(database_url) as (served, browser):
         await served.agent("gpu-1")
         await browser.get("/console/strategies")
-        form = {"id": "try-it", "strategy": "least_request", "model": "", "shadow": "true"}
+        await served.bind("round_robin")
+        form = {"id": "try-it", "strategy": "adaptive", "model": "", "shadow": "true"}
         answer = await browser.post("/console/strategies/bind", **form)
-        assert "least_request watches in shadow" in answer.page
-        await served.finish(await served.route())
-        words = words_of((await browser.get("/console/strategies/least_request")).page)
-        assert "As shadow 1 agreed in" in words
+        assert "adaptive watches in shadow" in answer.page
+        for _ in range(2):
+            await served.finish(await served.route(text="the same words again and again " * 200))
+        words = words_of((await browser.get("/console/strategies/adaptive")).page)
+        assert "As shadow 2 agreed in 50" in words
+        assert "instead of" in words
+        assert "Shadows beside what was done" in (await browser.get("/console/strategies")).page
         answer = await browser.post("/console/strategies/unbind", id="try-it")
         assert "try-it is removed" in answer.page
         assert [each.id for each in served.scheduler.desired.strategy_bindings] == ["default"]
