@@ -171,7 +171,7 @@ class StrategyRegistry:
         return Priced(costs, stand_in.name, stand_in.guards, installed.config.id, reason)
 
     def watch(self, shadow: Installed, request: Request, view: View, now: float, chosen: int) -> None:
-        """Let a shadow price what was just decided; remember if it agreed on position `chosen`, and what it predicts."""
+        """Let a shadow price what was just decided; remember if it agreed on `chosen`, and what it predicts."""
         priced = self.price(shadow, request, view, now)
         if not priced.fell_back_from:
             shadow.shadow_decisions += 1
