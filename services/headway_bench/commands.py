@@ -24,6 +24,7 @@ from headway_bench.real.run import RealSettings, run_real, shortcomings
 from headway_bench.route import RouteSettings, measure_route
 from headway_bench.takeover import How, TakeoverBench, TakeoverSettings
 from headway_bench.telemetry import MixedSettings, TelemetrySettings, measure_mixed, measure_telemetry
+from headway_bench.tenancy import TenancySettings, measure_tenancy
 
 __all__ = ["bench_app"]
 
@@ -81,15 +82,16 @@ def route(
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Requests in flight.")] = 64,
     strategy: Annotated[str, typer.Option(help="What decides.")] = "adaptive",
     auth: Annotated[bool, typer.Option(help="Ask callers for credentials.")] = True,
+    observability: Annotated[
+        bool | None, typer.Option(help="inproc: with record and metrics, or without; by default both, in turns.")
+    ] = None,
     seconds: SecondsOption = 6.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Requests routed, reported first-token and finished, beside a bare gRPC echo of the same messages."""
     if mode is Mode.INPROC:
-        found = _checked(
-            lambda: measure_inproc(InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds))
-        )
-        _print({"decide, reserve, first token, end": found}, output)
+        inproc = InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds, observability)
+        _print(_checked(lambda: measure_inproc(inproc)), output)
     else:
         settings = RouteSettings(mode.value, endpoints, prompt_bytes, concurrency, strategy, auth, seconds)
         _print(_found(measure_route(settings)), output)
@@ -117,6 +119,22 @@ def kv(
 ) -> None:
     """KV events into a scheduler: its CPU, and Routes of token ids with and without them, in turns."""
     _print(_found(measure_kv(KvSettings(blocks_per_s, endpoints, nodes, rate, prompt_bytes, seconds))), output)
+
+
+@bench_app.command()
+def tenancy(
+    mode: Annotated[Mode, typer.Option(help="How requests come: stream or unary.")] = Mode.STREAM,
+    endpoints: Annotated[int, typer.Option(min=1, max=50_000, help="Engines in the fleet.")] = 100,
+    prompt_bytes: PromptOption = 2048,
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Requests in flight.")] = 64,
+    seconds: SecondsOption = 14.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What credentials, quotas and fair shares cost a request: two schedulers, without and with them, in turns."""
+    if mode is Mode.INPROC:
+        raise typer.BadParameter("inproc knows no credentials", param_hint="--mode")
+    settings = TenancySettings(mode.value, endpoints, prompt_bytes, concurrency, seconds)
+    _print({"request": _found(measure_tenancy(settings))}, output)
 
 
 @bench_app.command()

@@ -17,13 +17,14 @@ from headway_scheduler.rpc.http_refusals import api_error
 from headway_scheduler.rpc.live import admin_service
 
 from headway_console import history
-from headway_console.decisions import NO_RECORD, DecisionLog
+from headway_console.decisions import DecisionLog
 from headway_console.doorkeeper import COOKIE, CSRF_FIELD, Doorkeeper, ForeignOrigin, Visit
 from headway_console.effects import Effects
 from headway_console.fleet import FleetPages
 from headway_console.history import History
 from headway_console.live import Live
 from headway_console.pages import PREFIX, Pages, harden, see_other, static_file
+from headway_console.record import SchedulerRecord
 from headway_console.sessions import Sessions
 from headway_console.strategies import StrategyPages
 from headway_console.tenants import TenantPages
@@ -46,8 +47,10 @@ _FORM_S: Final = 10.0
 class Console:
     """The console of one scheduler. `add_to` an HTTP server's addresses, then `start`; `stop` before the server."""
 
-    def __init__(self, scheduler: Scheduler, record: DecisionLog = NO_RECORD) -> None:
+    def __init__(self, scheduler: Scheduler, record: DecisionLog | None = None) -> None:
+        """`record`: another than the scheduler's own."""
         config = scheduler.config
+        record = record or SchedulerRecord(scheduler.record)
         authenticator = Authenticator(
             lambda: scheduler.desired,
             required=config.credentials_required,

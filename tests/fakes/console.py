@@ -101,7 +101,7 @@ async def console_of(scheduler, log=None):
 async def operated(database_url, log=None, **settings):
     """A scheduler as `serve` puts it together, and a browser at its HTTP port."""
     async with serving(database_url, **settings) as served:
-        console = Console(served.scheduler, log or Log())
+        console = Console(served.scheduler, log)
         http = HttpServer(served.scheduler, console.add_to)
         await http.start("127.0.0.1:0")
         console.start()
@@ -113,6 +113,11 @@ async def operated(database_url, log=None, **settings):
             await browser.session.close()
             await console.stop()
             await http.stop()
+
+
+def words_of(page):
+    """What a person reads."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
 async def rigged(desired, **config):

@@ -4,9 +4,10 @@ The reservation belongs to the stream: however that ends, it ends.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from enum import IntEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -15,6 +16,7 @@ from headway.routing.v1 import routing_pb2
 from headway_openai.body import ParsedBody, forwarded_body, parse_body
 from headway_openai.errors import ApiError
 from headway_openai.prefix import parse_prefix
+from headway_tracing.build import TRACE_HEADERS, trace_context
 
 from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.app import Scheduler
@@ -33,6 +35,10 @@ from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.routing import request_from_proto
 from headway_scheduler.rpc.held import HeldCall
 from headway_scheduler.rpc.http_refusals import api_error
+from headway_scheduler.rpc.spans import RouteSpan, trace_upstream
+
+if TYPE_CHECKING:
+    from headway_tracing.tracing import Tracing
 
 __all__ = ["Exchange"]
 
@@ -93,6 +99,8 @@ class Exchange:
         self._sent = 0.0
         self._answer: Answer | None = None
         self._held = b""
+        self._trace: dict[str, str] = {}
+        self._first_token_at: float | None = None
 
     async def run(self) -> None:
         """Serve until Envoy ends the stream, or we have refused the request."""
@@ -215,6 +223,25 @@ class Exchange:
 
     async def _decide(self, route: routing_pb2.RouteRequest, prompt_tokens: int | None = None) -> Decision:
         """Choose an endpoint and reserve a place there, perhaps after a hold."""
+        scheduler = self._scheduler
+        span = None if scheduler.tracing is None else self._span(scheduler.tracing, route)
+        try:
+            decision = await self._decided(route, prompt_tokens)
+        except HeadwayError as error:
+            if span is not None:
+                span.answered(error)
+            raise
+        if span is not None:
+            span.answered(decision)
+        return decision
+
+    def _span(self, tracing: "Tracing", route: routing_pb2.RouteRequest) -> RouteSpan:
+        """What Envoy, or its client, said of its trace goes on to the engine by itself."""
+        self._trace = trace_context(self._head.values)
+        route.traceparent, route.tracestate = (self._trace.get(name, "") for name in TRACE_HEADERS)
+        return RouteSpan(tracing, route)
+
+    async def _decided(self, route: routing_pb2.RouteRequest, prompt_tokens: int | None) -> Decision:
         scheduler = self._scheduler
         await scheduler.opened()
         scheduler.check_takes()
@@ -347,6 +374,7 @@ class Exchange:
         """Report what went by."""
         if answer.has_content and self._waiting_for_token and self._response_mode not in _BUFFERED:
             self._waiting_for_token = False
+            self._first_token_at = self._scheduler.clock()
             self._report(FirstToken((self._scheduler.clock() - self._sent) * 1e3))
         if answer.over:
             self._finish(answer.outcome())
@@ -376,7 +404,19 @@ class Exchange:
             return
         self._open = False
         usage = Usage() if self._answer is None else self._answer.usage(self._decision.why.prompt_tokens)
-        self._report(Finished(outcome, usage, (self._scheduler.clock() - self._sent) * 1e3))
+        now, tracing = self._scheduler.clock(), self._scheduler.tracing
+        self._report(Finished(outcome, usage, (now - self._sent) * 1e3))
+        if tracing is not None:
+            ended_ns = time.time_ns()
+            first = self._first_token_at
+            trace_upstream(
+                tracing,
+                self._trace,
+                self._decision.endpoint.spec.id,
+                outcome.value,
+                ended_ns - int((now - self._sent) * 1e9),
+                None if first is None else ended_ns - int((now - first) * 1e9),
+            )
 
     def _close(self) -> None:
         """The stream is over: so is the request, if it was not before."""

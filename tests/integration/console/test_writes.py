@@ -2,17 +2,12 @@
 
 import re
 
-from fakes.console import operated
+from fakes.console import operated, words_of
 from headway.admin.v1 import admin_pb2 as pb
 from headway_scheduler.domain.desired import Credential, Role
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.tokens import token_sha256
 from headway_scheduler.store.base import Write
-
-
-def words_of(page):
-    """What a person reads."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
 
 
 async def test_a_node_is_drained_and_comes_back(database_url):

@@ -10,7 +10,7 @@ from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState,
 from headway_scheduler.domain.report import Outcome, Usage
 from headway_scheduler.errors import AllUnhealthy, HoldExpired, QueueFull, Saturated, Shed
 from headway_scheduler.fleet.arenas import arenas_of
-from headway_scheduler.http import SchedulerCollector
+from headway_scheduler.exposition import SchedulerCollector
 from headway_scheduler.rpc.convert.fleet import status_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
