@@ -1,16 +1,16 @@
 """What the console needs of a decision record, and what it makes of it: times, hits and how good predictions were."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 
 __all__ = ["NO_RECORD", "Candidate", "DecisionLog", "DecisionRow", "NoRecord", "Summary", "summary_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """An endpoint as the decision saw it; None: its strategy did not say."""
 
     endpoint: str
@@ -21,8 +21,7 @@ class Candidate:
     chosen: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionRow:
+class DecisionRow(msgspec.Struct, frozen=True):
     """One decision or refusal, and what came of it. `time` is the wall's, in seconds.
 
     `outcome`: empty while it is in flight; a refusal's reason where none was given. `candidates` may be empty where
@@ -44,8 +43,8 @@ class DecisionRow:
     refused: bool = False
     candidates: tuple[Candidate, ...] = ()
     candidates_seen: int = 0
-    facts: dict[str, str] = field(default_factory=dict)
-    shadows: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = {}
+    shadows: dict[str, str] = {}
 
 
 class DecisionLog(Protocol):

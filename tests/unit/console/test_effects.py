@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from fakes.console import Log, decision
 from fakes.rig import Clock, desired_state
@@ -76,7 +77,7 @@ def test_a_summary_of_nothing_knows_nothing():
 
 def test_a_summary_counts_what_was_refused_apart():
     some = [*rows(1, 2, ttft=100.0), decision(9, 3, refused=True, outcome="SATURATED", actual_ttft_ms=None)]
-    summary = summary_of([replace(each, predicted_ttft_ms=90.0) for each in some])
+    summary = summary_of([msgspec.structs.replace(each, predicted_ttft_ms=90.0) for each in some])
     assert (summary.count, summary.refused, summary.measured) == (2, 1, 2)
     assert summary.error_p50 == pytest.approx(0.1)
     assert summary.hit_ratio == pytest.approx(0.75)

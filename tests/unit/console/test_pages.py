@@ -1,7 +1,6 @@
 """Pages: what they say, to whom, and that no name becomes markup."""
 
 import re
-from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
@@ -111,8 +110,17 @@ async def test_no_name_becomes_markup():
     scheduler.store.entries = [
         AuditEntry(1, datetime.now(UTC), HOSTILE, HOSTILE, HOSTILE, {"a": HOSTILE}, {"a": [HOSTILE]}, "")
     ]
-    row = decision(1, 1.0, tenant=HOSTILE, model=HOSTILE, strategy=HOSTILE, outcome=HOSTILE, facts={HOSTILE: HOSTILE})
-    row = replace(row, shadows={HOSTILE: HOSTILE}, endpoint=HOSTILE)
+    row = decision(
+        1,
+        1.0,
+        tenant=HOSTILE,
+        model=HOSTILE,
+        strategy=HOSTILE,
+        outcome=HOSTILE,
+        facts={HOSTILE: HOSTILE},
+        shadows={HOSTILE: HOSTILE},
+        endpoint=HOSTILE,
+    )
     async with console_of(scheduler, Log([row])) as (_, browser):
         paths = ["fleet", "fleet?q=" + HOSTILE.replace("&", "%26").replace("#", ""), "fleet/nodes/n"]
         paths += ["fleet/endpoints/10.0.0.1:1@0", "traffic", "traffic/req-1", "strategies", "strategies/adaptive"]
