@@ -96,7 +96,11 @@ class TrafficPages:
 
 
 def _wanted(row: DecisionRow, query: "dict[str, str]") -> bool:
-    return query.get("tenant", "") in ("", row.tenant) and query.get("model", "") in ("", row.model)
+    return (
+        query.get("tenant", "") in ("", row.tenant)
+        and query.get("model", "") in ("", row.model)
+        and query.get("q", "").strip() in row.request_id
+    )
 
 
 def _grouped(rows: Iterable[DecisionRow]) -> list[tuple[str, str, Summary]]:
