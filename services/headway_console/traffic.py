@@ -49,6 +49,7 @@ class TrafficPages:
             holds=len(scheduler.dispatcher.holds),
             refusals=sorted(scheduler.refusals.items(), key=lambda item: -item[1]),
             rate_chart=chart([Line("Routes", self._past.route_rates())], "Routes a second", unit="/s"),
+            hold_chart=chart([Line("Held", self._past.holds())], "Routes held"),
             refusal_lines=[reason for reason, _ in self._worst()],
             refusal_chart=self._refusal_chart(),
             ttft_chart=self._ttft_chart(shown),
