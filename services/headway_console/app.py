@@ -107,7 +107,7 @@ class Console:
             "/tenants/{tenant}/quotas": self._tenants.set_quotas,
         }
         for path, reader in readers.items():
-            router.add_get(PREFIX + path, self._answering(self._reading(reader)))
+            router.add_get(PREFIX + path, self._answering(self._reading(reader)), allow_head=False)
         for path, writer in writers.items():
             router.add_post(PREFIX + path, self._answering(self._writing(writer)))
         router.add_get(f"{PREFIX}/{{rest:.*}}", self._answering(self._reading(self._nothing)))

@@ -121,7 +121,7 @@ def _cell(node: Node, device: Device, engine_pressure: float | None) -> Cell:
     sample = node.samples.get(device.uuid, _NOTHING)
     total, limit = device.memory_total_bytes.value, device.power_limit_w.value
     state, detail = _state(node, device, sample)
-    gone = state == "lost"
+    pressure = _share(sample.memory_used_bytes, total) if engine_pressure is None else engine_pressure
     return Cell(
         uuid=device.uuid,
         name=f"{device.kind.value.upper()} {device.index}",
@@ -130,7 +130,7 @@ def _cell(node: Node, device: Device, engine_pressure: float | None) -> Cell:
         parent=device.parent_uuid,
         state=state,
         detail=detail,
-        pressure=None if gone else engine_pressure or _share(sample.memory_used_bytes, total),
+        pressure=None if state == "lost" else pressure,
         use=sample.utilization.value,
         heat_c=sample.temperature_c.value,
         power=_share(sample.power_w, limit),

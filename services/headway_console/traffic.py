@@ -49,6 +49,7 @@ class TrafficPages:
             holds=len(scheduler.dispatcher.holds),
             refusals=sorted(scheduler.refusals.items(), key=lambda item: -item[1]),
             rate_chart=chart([Line("Routes", self._past.route_rates())], "Routes a second", unit="/s"),
+            hold_chart=chart([Line("Held", self._past.holds())], "Routes held"),
             refusal_lines=[reason for reason, _ in self._worst()],
             refusal_chart=self._refusal_chart(),
             ttft_chart=self._ttft_chart(shown),
@@ -96,7 +97,11 @@ class TrafficPages:
 
 
 def _wanted(row: DecisionRow, query: "dict[str, str]") -> bool:
-    return query.get("tenant", "") in ("", row.tenant) and query.get("model", "") in ("", row.model)
+    return (
+        query.get("tenant", "") in ("", row.tenant)
+        and query.get("model", "") in ("", row.model)
+        and query.get("q", "").strip() in row.request_id
+    )
 
 
 def _grouped(rows: Iterable[DecisionRow]) -> list[tuple[str, str, Summary]]:

@@ -86,7 +86,8 @@ function colour() {
 
 function take(event) {
   told = JSON.parse(event.data);
-  if (map && told.layout !== map.dataset.layout) return location.reload();
+  const first = !map && told.states.length && location.pathname === "/console/fleet";
+  if (first || (map && told.layout !== map.dataset.layout)) return location.reload();
   if (map) colour();
   refresh();
 }

@@ -30,14 +30,15 @@ def test_levels_are_ten_and_rise_with_the_value(metric, value):
     assert heatmap.level(metric, value + 1) >= found
 
 
-async def test_pressure_is_the_engines_where_it_says_and_the_memorys_else():
+@pytest.mark.parametrize(("engines", "shown"), [(0.25, 25), (0.0, 0), (float("nan"), 90)])
+async def test_pressure_is_the_engines_where_it_says_and_the_memorys_else(engines, shown):
     spec = EndpointSpec("h:1", models=("m",), device_uuids=("a",))
     fleet, node = await fleet_of(
         gpu("a"), gpu("b"), gpu("c"), samples=[device_sample("a", 90), device_sample("b", 40)], endpoints=(spec,)
     )
-    fleet.columns.memory_pressure[fleet.endpoints["h:1@0"].slot] = 0.25
+    fleet.columns.memory_pressure[fleet.endpoints["h:1@0"].slot] = engines
     a, b, c = heatmap.read_node(fleet, node).cells
-    assert (a.value("pressure"), b.value("pressure"), c.value("pressure")) == (25, 40, -1)
+    assert (a.value("pressure"), b.value("pressure"), c.value("pressure")) == (shown, 40, -1)
     assert (c.text("pressure"), b.text("pressure"), c.text("heat")) == ("unknown", "40 %", "unknown")
 
 

@@ -85,6 +85,8 @@ async def test_rates_are_differences_over_time():
     assert all(isnan(value) for value in rates[:-3])
     assert past.refusal_rates("NEVER")[-3:] == [0.0, 0.0, 0.0]
     assert past.routes_per_second() == 0.0
+    assert past.holds()[-4:] == [0.0] * 4
+    assert len(past.holds()) == SAMPLES
 
 
 async def test_what_is_larger_than_half_a_number_holds_is_the_most():

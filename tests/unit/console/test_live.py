@@ -54,6 +54,13 @@ async def test_nobody_looks_nothing_is_read():
         await eventually(lambda: console.live._telling.done())
 
 
+async def test_asking_for_a_head_opens_no_stream():
+    async with console_of(await rigged(desired_state())) as (console, browser):
+        async with browser.session.head(browser.url + "/console/live") as answer:
+            assert answer.status == 405
+        assert len(console.live) == 0
+
+
 async def test_many_pages_share_one_reading():
     scheduler = await rigged(desired_state())
     async with console_of(scheduler) as (console, browser):

@@ -183,6 +183,14 @@ async def test_endpoints_are_found_ordered_and_paged():
         assert use == sorted(use, reverse=True)
 
 
+async def test_decisions_are_found_by_a_part_of_their_id():
+    async with console_of(await busy(), now_log()) as (_, browser):
+        page = (await browser.get("/console/traffic?q=req-1")).page
+        found = re.findall(r'<a href="/console/traffic/([^"]+)"', page)
+        assert sorted(found) == sorted(["req-1", *[f"req-{number}" for number in range(10, 20)]])
+        assert "No decision of these" in (await browser.get("/console/traffic?q=nothing-like-it")).page
+
+
 async def test_a_decision_shows_the_chosen_first_with_costs_and_guards():
     async with console_of(await busy(), now_log()) as (_, browser):
         page = (await browser.get("/console/traffic/req-3")).page
