@@ -175,13 +175,14 @@ class FleetPages:
         for state, words, severity in (
             ("lost", "lost", "bad"),
             ("failed", "failed", "bad"),
-            ("stale", "of silent agents", "bad"),
+            ("stale", "not heard of", "bad"),
             ("throttled", "throttled", "warn"),
         ):
-            hit = [(node, cell) for node in nodes for cell in node.cells if cell.state == state]
+            hit = [node.id for node in nodes for cell in node.cells if cell.state == state]
             if hit:
-                link = f"{fleet_page}/nodes/{hit[0][0].id}"
-                found.append(Trouble(severity, f"{_count(len(hit), 'device')} {words}", link))
+                where = hit[0] if len(set(hit)) == 1 else f"{len(set(hit))} nodes"
+                text = f"{_count(len(hit), 'device')} {words}, on {where}"
+                found.append(Trouble(severity, text, f"{fleet_page}/nodes/{hit[0]}"))
         closed = self._closed()
         for guard in ("not_ready", "ejected", "contested"):
             hit_by = closed.get(guard, [])
