@@ -108,6 +108,8 @@ class Pages:
             sparkline=charts.sparkline,
             to_json=json.dumps,
         )
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)  # compiled now, not while requests wait
 
     async def page(self, visit: Visit, template: str, code: int = 200, **values: Any) -> web.Response:
         """The whole page, or the block of it that was asked for."""
