@@ -2,6 +2,10 @@
 
 import grpc.aio
 from fakes.postgres import database_url, empty_database_url, postgres, postgres_dir
+from hypothesis import settings
+
+settings.register_profile("headway", deadline=None)  # a busy machine is no fault of what is tested
+settings.load_profile("headway")
 
 __all__ = ["database_url", "empty_database_url", "postgres", "postgres_dir"]
 
