@@ -143,7 +143,7 @@ class Console:
             except web.HTTPException:
                 raise
             except Exception as error:
-                response = self._failed(request, error)
+                response = await self._failed(request, error)
             if not response.prepared:
                 harden(response)
             return response
@@ -173,16 +173,16 @@ class Console:
 
         return write
 
-    def _failed(self, request: web.Request, error: Exception) -> web.Response:
+    async def _failed(self, request: web.Request, error: Exception) -> web.Response:
         known = error if isinstance(error, HeadwayError) else unexpected(error, method=f"console {request.method}")
         status, visit = api_error(known).status, request.get(_VISIT)
         values = {"error": known, "status": status, "back": _came_from(request)}
         if visit is None:
-            return self.pages.bare(request, "error.html", status, **values)
-        return self.pages.page(visit, "error.html", status, **values)
+            return await self.pages.bare(request, "error.html", status, **values)
+        return await self.pages.page(visit, "error.html", status, **values)
 
     async def _nothing(self, visit: Visit) -> web.StreamResponse:
-        return self.pages.page(visit, "missing.html", 404)
+        return await self.pages.page(visit, "missing.html", 404)
 
     async def _home(self, _request: web.Request) -> web.StreamResponse:
         return see_other(f"{PREFIX}/fleet")
@@ -203,7 +203,7 @@ class Console:
     async def _show_sign_in(self, request: web.Request) -> web.StreamResponse:
         if self.doorkeeper.admit(request) is not None:
             return see_other(f"{PREFIX}/fleet")
-        return self.pages.bare(request, "sign_in.html", problem="", private=self.doorkeeper.private)
+        return await self.pages.bare(request, "sign_in.html", problem="", private=self.doorkeeper.private)
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         self.doorkeeper.check_origin(request)
@@ -214,7 +214,7 @@ class Console:
             unknown = isinstance(error, NoCredential)
             problem = "This token is not known, or does not count any more." if unknown else error.message
             log.warning("console_sign_in_failed", peer=request.remote, reason=error.reason)
-            return self.pages.bare(
+            return await self.pages.bare(
                 request, "sign_in.html", api_error(error).status, problem=problem, private=self.doorkeeper.private
             )
         response = see_other(f"{PREFIX}/fleet")

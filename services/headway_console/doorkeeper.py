@@ -98,8 +98,7 @@ class Doorkeeper:
     def sign_in(self, token: str, request: web.Request) -> Session:
         """A session for whoever has this token. Raises NoCredential, TooManyFailures, NotPermitted."""
         self.check_certificate(request)
-        if not self.private:
-            raise NotPermitted("beyond loopback, signing in needs http_tls or insecure=true")
+        self.check_private()
         authorization = f"Bearer {token.strip()}"
         try:
             self._enter(authorization)
@@ -115,6 +114,7 @@ class Doorkeeper:
         if session is None:
             if self.required:
                 return None
+            self.check_private()
             return Visit(request, self._enter(None), self.sessions.open(None), fresh=True)
         try:
             return Visit(request, self._enter(session.authorization), session)
@@ -144,6 +144,11 @@ class Doorkeeper:
         host = request.host if request.host.endswith("]") else request.host.rpartition(":")[0] or request.host
         if host.lower() not in _HERE:
             raise ForeignOrigin("without credentials, the console answers only under localhost, 127.0.0.1 and [::1]")
+
+    def check_private(self) -> None:
+        """Raises NotPermitted where what is said could be overheard."""
+        if not self.private:
+            raise NotPermitted("beyond loopback, the console needs http_tls or insecure=true")
 
     def check_certificate(self, request: web.Request) -> None:
         """Raises NoCredential where the browser must show a certificate, and did not."""

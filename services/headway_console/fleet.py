@@ -85,7 +85,7 @@ class FleetPages:
                 "metric": query.get("by") if query.get("by") in heatmap.METRICS else "pressure",
                 "models": sorted({model for each in every for model in each.spec.models}),
             }
-        return self._pages.page(visit, "fleet.html", **values)
+        return await self._pages.page(visit, "fleet.html", **values)
 
     async def node(self, visit: Visit) -> web.Response:
         """One node: its devices and endpoints."""
@@ -93,7 +93,7 @@ class FleetPages:
         node = self._fleet.nodes.get(name)
         if node is None:
             raise UnknownResource(f"{NODES}/{name}")
-        return self._pages.page(
+        return await self._pages.page(
             visit,
             "node.html",
             node=node,
@@ -108,7 +108,7 @@ class FleetPages:
         endpoint = self._fleet.endpoints.get(name)
         if endpoint is None:
             raise UnknownResource(f"{ENDPOINTS}/{name}")
-        return self._pages.page(
+        return await self._pages.page(
             visit,
             "endpoint.html",
             endpoint=endpoint,
@@ -134,7 +134,7 @@ class FleetPages:
                 endpoint = pb.SetEndpointStateRequest(name=name, state=wanted, force=force)
                 await self._admin.call(visit.principal, "SetEndpointState", endpoint)
         except DisruptionBudgetBroken as error:
-            return self._pages.page(visit, "force.html", 409, error=error, form=form, back=_back(form))
+            return await self._pages.page(visit, "force.html", 409, error=error, form=form, back=_back(form))
         done = {"active": "is back in service", "cordoned": "is cordoned", "draining": "drains"}[state.value]
         visit.session.notice = f"{name.partition('/')[2]} {done}."
         return see_other(_back(form))
@@ -175,13 +175,14 @@ class FleetPages:
         for state, words, severity in (
             ("lost", "lost", "bad"),
             ("failed", "failed", "bad"),
-            ("stale", "of silent agents", "bad"),
+            ("stale", "not heard of", "bad"),
             ("throttled", "throttled", "warn"),
         ):
-            hit = [(node, cell) for node in nodes for cell in node.cells if cell.state == state]
+            hit = [node.id for node in nodes for cell in node.cells if cell.state == state]
             if hit:
-                link = f"{fleet_page}/nodes/{hit[0][0].id}"
-                found.append(Trouble(severity, f"{_count(len(hit), 'device')} {words}", link))
+                where = hit[0] if len(set(hit)) == 1 else f"{len(set(hit))} nodes"
+                text = f"{_count(len(hit), 'device')} {words}, on {where}"
+                found.append(Trouble(severity, text, f"{fleet_page}/nodes/{hit[0]}"))
         closed = self._closed()
         for guard in ("not_ready", "ejected", "contested"):
             hit_by = closed.get(guard, [])
@@ -205,7 +206,9 @@ class FleetPages:
         return found
 
     def _rows(self, query: "dict[str, str]") -> tuple[list[EndpointRow], int]:
-        wanted = [each for each in self._fleet.endpoints.values() if self._matches(each, query)]
+        wanted = list(self._fleet.endpoints.values())
+        if any(query.get(name) for name in ("q", "model", "state")):
+            wanted = [each for each in wanted if self._matches(each, query)]
         wanted.sort(key=self._order(query.get("sort", "name")), reverse=query.get("sort", "name") != "name")
         page = max(1, _number(query.get("page", "1")))
         first = min((page - 1) * PAGE_SIZE, max(0, (len(wanted) - 1) // PAGE_SIZE * PAGE_SIZE))
@@ -225,8 +228,8 @@ class FleetPages:
         column = {"inflight": columns.inflight, "queued": columns.prefill_us, "kv": columns.kv_use}.get(sort)
         if column is None:
             return lambda endpoint: endpoint.id
-        chosen = column
-        return lambda endpoint: (float(np.nan_to_num(chosen[endpoint.slot], nan=-1.0)), endpoint.id)
+        values = np.nan_to_num(column, nan=-1.0).tolist()
+        return lambda endpoint: (values[endpoint.slot], endpoint.id)
 
     def _row(self, endpoint: Endpoint) -> EndpointRow:
         fleet, columns, slot, sample = self._fleet, self._fleet.columns, endpoint.slot, endpoint.sample

@@ -50,8 +50,8 @@ def duration_s(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """So many a second: `0.4`, `12.3`, `1 234`."""
-    return amount(value, 1 if _known(value) and abs(value or 0.0) < 100 else 0)
+    """So many a second: `0`, `0.4`, `12.3`, `1 234`."""
+    return amount(value, 1 if _known(value) and 0 < abs(value or 0.0) < 100 else 0)
 
 
 def moment(value: datetime | float | None) -> str:

@@ -1,9 +1,11 @@
 """Pages from templates, with the headers that every answer carries."""
 
+import asyncio
 import json
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Final
 
 from aiohttp import web
@@ -19,6 +21,8 @@ __all__ = ["PREFIX", "Pages", "harden", "see_other", "static_file"]
 PREFIX: Final = "/console"
 THEME_COOKIE: Final = "headway_theme"
 _THEMES: Final = frozenset({"light", "dark"})
+_AT_ONCE: Final = 1_000
+"""Pieces of a page written in one turn of the event loop: about a millisecond."""
 _POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -104,8 +108,10 @@ class Pages:
             sparkline=charts.sparkline,
             to_json=json.dumps,
         )
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)  # compiled now, not while requests wait
 
-    def page(self, visit: Visit, template: str, code: int = 200, **values: Any) -> web.Response:
+    async def page(self, visit: Visit, template: str, code: int = 200, **values: Any) -> web.Response:
         """The whole page, or the block of it that was asked for."""
         part = visit.part
         notice = ""
@@ -117,14 +123,14 @@ class Pages:
             "may_change": visit.may_change,
             "notice": notice,
         }
-        response = self._answer(visit.request, template, context, code, part)
+        response = await self._answer(visit.request, template, context, code, part)
         if visit.fresh:
             self.keep_session(response, visit.session.id)
         return response
 
-    def bare(self, request: web.Request, template: str, code: int = 200, **values: Any) -> web.Response:
+    async def bare(self, request: web.Request, template: str, code: int = 200, **values: Any) -> web.Response:
         """A page for nobody in particular: signing in, and what went wrong before."""
-        return self._answer(request, template, values | {"visit": None, "may_change": False, "notice": ""}, code)
+        return await self._answer(request, template, values | {"visit": None, "may_change": False, "notice": ""}, code)
 
     def keep_session(self, response: web.StreamResponse, session_id: str) -> None:
         """Send the cookie: no script reads it, no other site's page sends it."""
@@ -132,14 +138,16 @@ class Pages:
             COOKIE, session_id, path=PREFIX, httponly=True, secure=self._secure, samesite="Strict", max_age=12 * 3600
         )
 
-    def _answer(
+    async def _answer(
         self, request: web.Request, template: str, values: Mapping[str, Any], code: int, part: str = ""
     ) -> web.Response:
         theme = request.cookies.get(THEME_COOKIE, "")
         context = {**values, "theme": theme if theme in _THEMES else "", "path": request.path}
         found = self._templates.get_template(template)
-        if part and part in found.blocks:
-            text = "".join(found.blocks[part](found.new_context(context)))
-        else:
-            text = found.render(context)
+        whole = not part or part not in found.blocks
+        pieces = found.generate(context) if whole else found.blocks[part](found.new_context(context))
+        text = ""
+        while piece := "".join(islice(pieces, _AT_ONCE)):
+            text += piece
+            await asyncio.sleep(0)  # let decisions pass
         return web.Response(text=text, status=code, content_type="text/html")

@@ -78,7 +78,7 @@ class StrategyPages:
         installed = self._scheduler.registry.installed.values()
         cards = [self._card(each, lately[each.config.id]) for each in installed]
         cards.sort(key=lambda card: (not card.bindings, card.installed.config.id))
-        return self._pages.page(
+        return await self._pages.page(
             visit,
             "strategies.html",
             cards=cards,
@@ -99,7 +99,7 @@ class StrategyPages:
             "ListStrategyRevisions",
             pb.ListStrategyRevisionsRequest(parent=f"{STRATEGIES}/{config.id}", page_size=20),
         )
-        return self._pages.page(
+        return await self._pages.page(
             visit,
             "strategy.html",
             card=self._card(installed, [row for row in self._log.newest(_LOOKED_AT) if row.strategy == config.id]),

@@ -1,5 +1,6 @@
 """The Tenants pages: who may use what, what they used of it, their quotas, and who changed what."""
 
+import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ __all__ = ["TenantPages"]
 
 _Standing = tuple[float | None, float | None]
 """A tenant's share granted and its share used."""
+_AT_ONCE: Final = 500
 _MINUTES: Final = 60
 _AUDIT_SIZE: Final = 50
 _QUOTAS: Final = (
@@ -80,13 +82,15 @@ class TenantPages:
         usage = await self._usage(Interval.TOTAL)
         desired, fleet = self._scheduler.desired, self._scheduler.fleet
         members: dict[str, int] = defaultdict(int)
-        for endpoint in fleet.endpoints.values():
+        for number, endpoint in enumerate(list(fleet.endpoints.values())):
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                await asyncio.sleep(0)  # let decisions pass
             for group in fleet.groups_of(endpoint):
                 members[group] += 1
-        return self._pages.page(
+        return await self._pages.page(
             visit,
             "tenants.html",
-            rows=self._rows(usage or ()),
+            rows=await self._rows(usage or ()),
             usage_known=usage is not None,
             groups=sorted(desired.groups.values(), key=lambda group: group.id),
             members=members,
@@ -100,7 +104,7 @@ class TenantPages:
         if tenant is None:
             raise UnknownTenant(f"{TENANTS}/{name}", "name")
         usage = await self._usage(Interval.MINUTE, name)
-        return self._pages.page(
+        return await self._pages.page(
             visit,
             "tenant.html",
             row=self._row(tenant, usage or (), self._shares()),
@@ -124,7 +128,7 @@ class TenantPages:
         request = pb.ListAuditEntriesRequest(page_size=_AUDIT_SIZE, page_token=visit.query.get("page", ""))
         answer = await self._admin.call(visit.principal, "ListAuditEntries", request)
         entries = [(entry, _changes(entry)) for entry in answer.audit_entries]
-        return self._pages.page(visit, "audit.html", entries=entries, next_page=answer.next_page_token)
+        return await self._pages.page(visit, "audit.html", entries=entries, next_page=answer.next_page_token)
 
     # Inside
 
@@ -137,12 +141,16 @@ class TenantPages:
         except StoreDown:
             return None
 
-    def _rows(self, usage: Iterable[Usage]) -> list[TenantRow]:
+    async def _rows(self, usage: Iterable[Usage]) -> list[TenantRow]:
         of, shares = defaultdict[str, list[Usage]](list), self._shares()
         for each in usage:
             of[each.tenant].append(each)
         tenants = sorted(self._scheduler.desired.tenants.values(), key=lambda tenant: tenant.id)
-        return [self._row(tenant, of[tenant.id], shares) for tenant in tenants]
+        rows = []
+        for tenant in tenants:
+            rows.append(self._row(tenant, of[tenant.id], shares))
+            await asyncio.sleep(0)
+        return rows
 
     def _row(self, tenant: Tenant, usage: Sequence[Usage], shares: Mapping[str, _Standing]) -> TenantRow:
         bindings = (b for b in self._scheduler.desired.bindings if b.tenant == tenant.id)

@@ -40,7 +40,7 @@ class TrafficPages:
         every = self._log.newest(_LOOKED_AT)
         shown = [row for row in every if _wanted(row, query)]
         scheduler = self._scheduler
-        return self._pages.page(
+        return await self._pages.page(
             visit,
             "traffic.html",
             query=query,
@@ -67,7 +67,7 @@ class TrafficPages:
         if row is None:
             raise UnknownResource(f"decisions/{request_id}")
         candidates = sorted(row.candidates, key=_by_cost)
-        return self._pages.page(visit, "decision.html", row=row, candidates=candidates)
+        return await self._pages.page(visit, "decision.html", row=row, candidates=candidates)
 
     def _worst(self) -> list[tuple[str, int]]:
         return sorted(self._scheduler.refusals.items(), key=lambda item: -item[1])[:_MOST_REASONS]

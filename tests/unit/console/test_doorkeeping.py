@@ -85,6 +85,30 @@ async def test_tokens_do_not_travel_unprotected():
         assert len(console.doorkeeper.sessions) == 0
 
 
+async def test_where_nobody_signs_in_the_port_must_be_private_too():
+    async with console_of(await rigged(desired_state())) as (console, browser):
+        console.doorkeeper.private = False
+        answer = await browser.get("/console/fleet")
+        assert answer.status == 403
+        assert "http_tls" in answer.page
+        assert len(console.doorkeeper.sessions) == 0
+
+
+async def test_of_a_browser_without_the_certificate_nothing_is_heard():
+    async with console_of(await required()) as (console, browser):
+        console.doorkeeper._certificate_required = True
+        assert (await browser.get("/console/fleet")).status == 401
+        assert (await browser.sign_in(TOKENS[Role.ADMIN])).status == 401
+        assert len(console.doorkeeper.sessions) == 0
+
+
+async def test_guesses_are_slowed_down():
+    async with console_of(await required(authentication_failures_per_minute=3)) as (_, browser):
+        statuses = [(await browser.sign_in(f"hw_guess-{number}")).status for number in range(5)]
+        assert statuses == [401, 401, 401, 429, 429]
+        assert (await browser.sign_in(TOKENS[Role.ADMIN])).status == 200, "a right token is always heard"
+
+
 async def test_on_loopback_without_required_credentials_nobody_signs_in():
     async with console_of(await rigged(desired_state())) as (_, browser):
         answer = await browser.get("/console/fleet")

@@ -57,7 +57,7 @@ async def test_nobody_looks_nothing_is_read():
 async def test_asking_for_a_head_opens_no_stream():
     async with console_of(await rigged(desired_state())) as (console, browser):
         async with browser.session.head(browser.url + "/console/live") as answer:
-            assert answer.status == 405
+            assert answer.status == 404
         assert len(console.live) == 0
 
 

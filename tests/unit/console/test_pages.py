@@ -152,7 +152,7 @@ async def test_troubles_come_first_and_name_the_place():
         fleet.apply_device_event(fleet.nodes["gpu-002"], DeviceEvent("GPU-2-4", DeviceEventKind.LOST))
         page = (await browser.get("/console/fleet")).page
         assert "1 thing needs attention" in page
-        assert '<a href="/console/fleet/nodes/gpu-002">1 device lost</a>' in page
+        assert '<a href="/console/fleet/nodes/gpu-002">1 device lost, on gpu-002</a>' in page
         assert 'data-s="lost"' in page
         scheduler.store.available = False
         page = (await browser.get("/console/fleet")).page
