@@ -2,7 +2,7 @@
 
 import json
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from headway_cli.client import Client
 from headway_cli.command import command, group
+from headway_cli.durations import moment_of
 from headway_cli.messages import Plain, to_plain
 from headway_cli.output import cell, print_plain, print_rows, show, table, to_yaml
 from headway_cli.session import Output, Session
@@ -39,7 +40,7 @@ _TenantName = Annotated[str, typer.Option("--tenant", help="Only of this tenant.
 _ModelName = Annotated[str, typer.Option("--model", "-m", help="Only for this model.")]
 _EndpointName = Annotated[str, typer.Option("--endpoint", help="Only those that it was chosen for, or that it served.")]
 _Outcome = Annotated[str, typer.Option(help="in_flight, success, cancelled, server_error, …, or refused.")]
-_Since = Annotated[float | None, typer.Option(min=0, help="Only of the last so many seconds.")]
+_Since = Annotated[str, typer.Option(help="Only from then on: 10m, 2h or 2027-01-31T12:00:00Z.")]
 
 
 _Id = Annotated[str, typer.Argument(metavar="ID", help="A request id or a reservation id.")]
@@ -61,7 +62,7 @@ def decisions_app() -> typer.Typer:
         model: _ModelName = "",
         endpoint: _EndpointName = "",
         outcome: _Outcome = "",
-        since: _Since = None,
+        since: _Since = "",
         limit: Annotated[int | None, typer.Option(min=1, help="How many at most; 50, and with --follow all.")] = None,
         follow: Annotated[
             bool, typer.Option("--follow", "-f", help="Show them as they are made, until stopped.")
@@ -69,8 +70,8 @@ def decisions_app() -> typer.Typer:
         share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Of --follow: only this part of them.")] = 1.0,
     ) -> None:
         wanted = pb.DecisionFilter(tenant=tenant, model=model, endpoint=endpoint, outcome=outcome)
-        if since is not None:
-            wanted.since.FromDatetime(datetime.now(UTC) - timedelta(seconds=since))
+        if since:
+            wanted.since.FromDatetime(moment_of(since, "--since", datetime.now(UTC)))
         with session.client() as client:
             if follow:
                 _follow(session, client, pb.WatchDecisionsRequest(filter=wanted, share=share), limit)
