@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import structlog
 from aiohttp import web
 from headway_scheduler.domain.desired import Principal, Role
 from headway_scheduler.errors import HeadwayError, NoCredential, NotPermitted
@@ -13,6 +14,7 @@ __all__ = [
     "COOKIE",
     "CSRF_FIELD",
     "CSRF_HEADER",
+    "PARTS",
     "PART_HEADER",
     "Authenticates",
     "Doorkeeper",
@@ -20,11 +22,16 @@ __all__ = [
     "Visit",
 ]
 
+log = structlog.get_logger()
+
 COOKIE: Final = "headway_session"
 CSRF_FIELD: Final = "csrf"
 CSRF_HEADER: Final = "X-Headway-Csrf"
 PART_HEADER: Final = "X-Headway-Part"
 """Asks for one block of a page, to put in the place of what is shown."""
+
+PARTS: Final = frozenset({"glance", "endpoints", "body"})
+"""Blocks that pages load anew."""
 
 _MAY_ENTER: Final = frozenset({Role.VIEWER, Role.ADMIN})
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -67,7 +74,8 @@ class Visit:
     @property
     def part(self) -> str:
         """The block of the page that is asked for; empty: all of it."""
-        return self.request.headers.get(PART_HEADER, "")
+        wanted = self.request.headers.get(PART_HEADER, "")
+        return wanted if wanted in PARTS else ""
 
     @property
     def query(self) -> "dict[str, str]":
@@ -101,9 +109,10 @@ class Doorkeeper:
         self.check_private()
         authorization = f"Bearer {token.strip()}"
         try:
-            self._enter(authorization)
+            principal = self._enter(authorization)
         except NoCredential as error:
             raise self._authenticator.refusal(error, request.remote or "") from None
+        log.info("console_signed_in", principal=principal.id, peer=request.remote)
         return self.sessions.open(authorization)
 
     def admit(self, request: web.Request) -> Visit | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import numpy as np
 from aiohttp import web
@@ -182,12 +183,12 @@ class FleetPages:
             if hit:
                 where = hit[0] if len(set(hit)) == 1 else f"{len(set(hit))} nodes"
                 text = f"{_count(len(hit), 'device')} {words}, on {where}"
-                found.append(Trouble(severity, text, f"{fleet_page}/nodes/{hit[0]}"))
+                found.append(Trouble(severity, text, f"{fleet_page}/nodes/{quote(hit[0], safe='')}"))
         closed = self._closed()
         for guard in ("not_ready", "ejected", "contested"):
             hit_by = closed.get(guard, [])
             if hit_by:
-                link = f"{fleet_page}/endpoints/{hit_by[0].id}"
+                link = f"{fleet_page}/endpoints/{quote(hit_by[0].id, safe='')}"
                 found.append(Trouble("bad", f"{_count(len(hit_by), 'endpoint')} {guard.replace('_', ' ')}", link))
         now = scheduler.clock()
         for each in scheduler.registry.installed.values():

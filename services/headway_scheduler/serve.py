@@ -72,13 +72,14 @@ async def serve(config: Config) -> None:
             scheduler = Scheduler(config, store, epoch=epoch, lock=_lock(config, url, epoch))
             await scheduler.start()
         closers.push_async_callback(scheduler.stop)
-        console = Console(scheduler)
-        http = HttpServer(scheduler, console.add_to)
+        console = Console(scheduler) if config.console else None
+        http = HttpServer(scheduler) if console is None else HttpServer(scheduler, console.add_to)
         with _step(f"listen_http {config.listen_http}"):
             await http.start(config.listen_http)
         closers.push_async_callback(http.stop)
-        console.start()
-        closers.push_async_callback(console.stop)  # before the server, which waits for its streams
+        if console is not None:
+            console.start()
+            closers.push_async_callback(console.stop)  # before the server, which waits for its streams
         grpc_server = GrpcServer(scheduler, config)
         with _step(f"listen {config.listen}"):
             await grpc_server.start()

@@ -99,7 +99,7 @@ function follow() {
     lost.hidden = true;
     take(event);
   });
-  stream.addEventListener("ended", () => location.reload());
+  stream.addEventListener("ended", () => navigator.cookieEnabled && location.reload());
   stream.addEventListener("error", () => {
     lost.hidden = false;
     if (stream.readyState === EventSource.CLOSED) setTimeout(() => location.reload(), 5000);

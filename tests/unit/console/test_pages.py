@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import pytest
 from fakes.console import Log, console_of, decision, fill, rigged
 from fakes.rig import desired_state, gpu
+from headway_console.doorkeeper import PARTS
 from headway_scheduler.domain.desired import AuditEntry, Binding, GpuGroup, Model, StrategyConfig, Tenant
 from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind
 from headway_scheduler.domain.endpoint import EndpointSpec, SchedulingState
@@ -138,8 +139,23 @@ async def test_a_part_is_that_part_alone():
         assert "10.0.3.1:8000@0" in page
         assert "<html" not in page
         assert 'id="map"' not in page
-        browser.headers = {"X-Headway-Part": "nothing"}
-        assert (await browser.get("/console/traffic")).status == 200
+        for other in ("nothing", "main", "title"):
+            browser.headers = {"X-Headway-Part": other}
+            assert (await browser.get("/console/fleet")).page.startswith("<!doctype html>")
+
+
+async def test_every_part_that_a_page_loads_anew_is_one_of_it():
+    async with console_of(await busy(), now_log()) as (_, browser):
+        seen = set()
+        for path in PATHS:
+            browser.headers = {}
+            named = re.findall(r'data-live="(\w+)"', (await browser.get(f"/console/{path}")).page)
+            for part in named:
+                browser.headers = {"X-Headway-Part": part}
+                answer = await browser.get(f"/console/{path}")
+                assert (answer.status, "<html" in answer.page) == (200, False), (path, part)
+            seen.update(named)
+        assert seen == PARTS
 
 
 async def test_troubles_come_first_and_name_the_place():
