@@ -34,7 +34,7 @@ class Candidate(msgspec.Struct, frozen=True):
     soft_guards: tuple[str, ...]
 
 
-class Table(msgspec.Struct, frozen=True):
+class Table(msgspec.Struct, frozen=True, gc=False):
     """The candidates' arrays, as the decision made them. `names` are endpoints by slot, as they were then."""
 
     slots: Slots
@@ -63,7 +63,7 @@ class Table(msgspec.Struct, frozen=True):
         ]
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class Refusal(msgspec.Struct, frozen=True, gc=False):
     """Why a request got no endpoint."""
 
     reason: str
@@ -72,18 +72,20 @@ class Refusal(msgspec.Struct, frozen=True):
     held_ms: float
 
 
-class Entry(msgspec.Struct, eq=False):
+class Entry(msgspec.Struct, eq=False, gc=False):
     """A decision, or a refusal, and what came of it. Unix times in seconds.
 
     `number` counts entries, of decisions and refusals together, since the scheduler's start. `request` is without its
-    prompt. `served_by` is the endpoint that had it at its end; `moved`: another than was chosen. Times of the end are
-    by the data plane's clock, None where nobody reported them. `table` is None once it was dropped for newer ones.
+    prompt. `slot` is the chosen endpoint's; `served_by` is the one that had it at its end, `moved`: another than was
+    chosen. Times of the end are by the data plane's clock, None where nobody reported them. `table` is None once it was
+    dropped for newer ones.
     """
 
     number: int
     at: float
     request: Request
-    decision: Decision | None
+    decision: Decision | None = None
+    slot: int = -1
     table: Table | None = None
     refusal: Refusal | None = None
     outcome: str = IN_FLIGHT

@@ -79,7 +79,7 @@ class Recorder:
         size = 8 * (_COLUMNS * len(slots) + len(names)) + len(slots)
         table = Table(slots, hits, choice.priced.costs, choice.marks, choice.bits, names, choice.order[0], size)
         self._number = number = self._number + 1
-        work.seen = entry = Entry(number, self._wall(), request, decision, table)
+        work.seen = entry = Entry(number, self._wall(), request, decision, choice.slot, table)
         if sampled:
             entry.chain = work.chain
         if self._keeps:
@@ -96,7 +96,7 @@ class Recorder:
         self._number += 1
         at = self._wall()
         refusal = Refusal(error.reason, error.message[:500], error.retry_after_s, held_ms)
-        entry = Entry(self._number, at, bare, None, refusal=refusal, outcome=REFUSED, ended_at=at)
+        entry = Entry(self._number, at, bare, refusal=refusal, outcome=REFUSED, ended_at=at)
         if sampled and sink is not None:
             chain = self._chain(request)
             sink.take(entry, chain.block_tokens, chain.hashes)
@@ -132,8 +132,8 @@ class Recorder:
 
     def _close(self, entry: Entry, reservation: Reservation) -> None:
         entry.ended_at = self._wall()
-        served_by = self._fleet.by_slot[reservation.slot].id
-        entry.served_by, entry.moved = served_by, served_by != entry.endpoint
+        slot = reservation.slot
+        entry.served_by, entry.moved = self._fleet.by_slot[slot].id, slot != entry.slot
         chain = entry.chain
         if chain is not None and self.sink is not None:
             self.sink.take(entry, chain.block_tokens, chain.hashes)
