@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from headway_bench.console import ConsoleSettings, measure_console
 from headway_bench.envoy import EnvoyBench, EnvoySettings
 from headway_bench.figures import BenchError, Json
 from headway_bench.idle_fleet import IdleSettings, measure_idle
@@ -157,6 +158,19 @@ def telemetry(
 ) -> None:
     """A fleet of agents on one scheduler: its cores and memory, and how long samples take to be acknowledged."""
     _print(_found(measure_telemetry(TelemetrySettings(nodes, devices, engines, hz, seconds))), output)
+
+
+@bench_app.command()
+def console(
+    nodes: NodesOption = 125,
+    devices: DevicesOption = 8,
+    rate: Annotated[float, typer.Option(min=1.0, max=100_000.0, help="Routes a second.")] = 500.0,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="With and without, in turns.")] = 3,
+    seconds: SecondsOption = 6.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What an open console adds to the scheduler's CPU a request, while a fleet streams."""
+    _print(_found(measure_console(ConsoleSettings(nodes, devices, rate, rounds, seconds))), output)
 
 
 @bench_app.command()

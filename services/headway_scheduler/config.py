@@ -49,7 +49,9 @@ class Config(BaseSettings):
     listen: str = "127.0.0.1:7070"
     """gRPC: `HOST:PORT`; port 0 takes a free one."""
     listen_http: str = "127.0.0.1:7071"
-    """HTTP: `/metrics`, `/healthz`, `/readyz`, and Route and Report as JSON."""
+    """HTTP: the console, `/metrics`, `/healthz`, `/readyz`, and Route and Report as JSON."""
+    console: bool = True
+    """Serve the console on the HTTP port."""
     port_file: Path | None = None
     """Write the ports taken here, as JSON, once ready."""
     database_url: str = Field("", validation_alias="HEADWAY_DATABASE_URL")

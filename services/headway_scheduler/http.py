@@ -1,6 +1,7 @@
 """The HTTP port: liveness, readiness, metrics, and Route and Report as JSON."""
 
 import ssl
+from collections.abc import Callable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -17,9 +18,12 @@ __all__ = ["HttpServer"]
 
 
 class HttpServer:
-    """Serves `/healthz`, `/readyz`, `/metrics` and `JsonApi`. `port` is the port it listens on, once started."""
+    """Serves `/healthz`, `/readyz`, `/metrics` and `JsonApi`. `port` is the port it listens on, once started.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    `mount` adds what else is served there.
+    """
+
+    def __init__(self, scheduler: Scheduler, mount: Callable[[web.UrlDispatcher], None] = lambda _router: None) -> None:
         self.port = 0
         self._scheduler = scheduler
         self._metrics = CollectorRegistry()
@@ -31,6 +35,7 @@ class HttpServer:
         json_api, calls = JsonApi(scheduler), UnaryCalls(scheduler)
         json_api.add_to(app.router)
         LightHttp(LightPicker(scheduler, calls), calls, json_api.admit).add_to(app.router)
+        mount(app.router)
         # A call that its caller abandons is cancelled, as with gRPC: what it waits for or was given is let go.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
 
