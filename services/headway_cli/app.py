@@ -8,6 +8,7 @@ from headway_cli.benchmark import add_benchmarks
 from headway_cli.command import root_options
 from headway_cli.configuration import configuration_app
 from headway_cli.database import database_app
+from headway_cli.decisions import decisions_app
 from headway_cli.doctor.command import add_doctor
 from headway_cli.fleet import fleet_app
 from headway_cli.live import add_audit, live_apps
@@ -41,6 +42,7 @@ def build() -> typer.Typer:
         *live_apps().values(),
         auth_app(),
         fleet_app(),
+        decisions_app(),
         database_app(),
         configuration_app(),
         bypass_app(),

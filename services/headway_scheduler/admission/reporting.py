@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from headway_scheduler.admission.dispatcher import Dispatcher
 from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.observing import Observer
 from headway_scheduler.domain.report import (
     Finished,
     FirstToken,
@@ -38,6 +39,7 @@ class Reporting:
     first_tokens: int = 0
     ttft_ms_sum: float = 0.0
     predicted_ttft_ms_sum: float = 0.0
+    observer: Observer | None = None
 
     def apply(self, owner: Owner, reservation_id: str, report: Report, now: float) -> tuple[ReportStatus, str]:
         """The status, and for INVALID what is wrong. A reservation of another principal is unknown to this one."""
@@ -96,6 +98,8 @@ class Reporting:
         dispatcher, work, usage = self.dispatcher, reservation.attachment, report.usage
         endpoint = dispatcher.fleet.by_slot[reservation.slot]
         succeeded = report.outcome is Outcome.SUCCESS
+        if self.observer is not None and isinstance(work, Work):
+            self.observer.finished(reservation, work, report)
         if succeeded and isinstance(work, Work):
             self._learn(reservation, work, report, now)
         if isinstance(work, Work):

@@ -4,10 +4,11 @@ The reservation belongs to the stream: however that ends, it ends.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
@@ -18,7 +19,7 @@ from headway_openai.errors import ApiError
 from headway_openai.prefix import parse_prefix
 
 from headway_scheduler.admission.holds import Waiter
-from headway_scheduler.admission.observing import is_routed
+from headway_scheduler.admission.watching import is_routed
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import EVERYBODY, Principal
@@ -37,6 +38,10 @@ from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.routing import request_from_proto
 from headway_scheduler.rpc.held import HeldCall
 from headway_scheduler.rpc.http_refusals import api_error
+from headway_scheduler.rpc.spans import RouteSpan, trace_upstream
+
+if TYPE_CHECKING:
+    from headway_tracing.tracing import Tracing
 
 __all__ = ["Exchange"]
 
@@ -99,7 +104,7 @@ class Exchange:
         self._model = ""
         self._salt = ""
         self._reservation_id = ""
-        self._endpoint = ""
+        self._endpoint = self._endpoint_id = ""
         self._prompt_tokens = 0
         self._limits: RateLimits | None = None
         self._open = False
@@ -107,6 +112,8 @@ class Exchange:
         self._sent = 0.0
         self._answer: Answer | None = None
         self._held = b""
+        self._trace: dict[str, str] = {}
+        self._first_token_at: float | None = None
 
     async def run(self) -> None:
         """Serve until Envoy ends the stream, or we have refused the request."""
@@ -256,6 +263,24 @@ class Exchange:
     async def _decide(self, route: routing_pb2.RouteRequest, prompt_tokens: int | None = None) -> Decision | None:
         """Choose an endpoint and reserve a place there, perhaps after a hold; None: it is the plane's to place."""
         scheduler = self._scheduler
+        span = None if scheduler.tracing is None else self._span(scheduler.tracing, route)
+        try:
+            decision = await self._decided(route, prompt_tokens)
+        except HeadwayError as error:
+            if span is not None:
+                span.answered(error)
+            raise
+        if span is not None and decision is not None:
+            span.answered(decision)
+        return decision
+
+    def _span(self, tracing: "Tracing", route: routing_pb2.RouteRequest) -> RouteSpan:
+        """What Envoy, or its client, said of its trace goes on to the engine by itself."""
+        self._trace = self._head.carry_trace(route)
+        return RouteSpan(tracing, route)
+
+    async def _decided(self, route: routing_pb2.RouteRequest, prompt_tokens: int | None) -> Decision | None:
+        scheduler = self._scheduler
         await scheduler.opened()
         scheduler.check_takes()
         self._head.apply(route, self._plane)
@@ -271,6 +296,7 @@ class Exchange:
         outcome = scheduler.dispatcher.submit(request, tenant, self._owner, scheduler.clock(), self._deadline())
         decision = await self._settled(HeldCall(scheduler, outcome)) if isinstance(outcome, Waiter) else outcome
         self._reservation_id, self._endpoint = decision.reservation_id, decision.endpoint.spec.address
+        self._endpoint_id = decision.endpoint.spec.id
         self._prompt_tokens, self._limits = decision.why.prompt_tokens, decision.rate_limits
         self._open, self._sent = True, scheduler.clock()
         return decision
@@ -397,6 +423,7 @@ class Exchange:
         """Report what went by."""
         if answer.has_content and self._waiting_for_token and self._response_mode not in _BUFFERED:
             self._waiting_for_token = False
+            self._first_token_at = self._scheduler.clock()
             watched, waited_ms = self._watched, (self._scheduler.clock() - self._sent) * 1e3
             self._report(FirstToken(waited_ms if watched is None else watched.first_token()))
         if answer.over:
@@ -430,7 +457,19 @@ class Exchange:
             return
         self._open = False
         usage = Usage() if self._answer is None else self._answer.usage(self._prompt_tokens)
-        self._report(Finished(outcome, usage, (self._scheduler.clock() - self._sent) * 1e3))
+        now, tracing = self._scheduler.clock(), self._scheduler.tracing
+        self._report(Finished(outcome, usage, (now - self._sent) * 1e3))
+        if tracing is not None and self._watched is None:
+            ended_ns = time.time_ns()
+            first = self._first_token_at
+            trace_upstream(
+                tracing,
+                self._trace,
+                self._endpoint_id,
+                outcome.value,
+                ended_ns - int((now - self._sent) * 1e9),
+                None if first is None else ended_ns - int((now - first) * 1e9),
+            )
 
     def _close(self) -> None:
         """The stream is over: so is the request, if it was not before."""

@@ -13,7 +13,7 @@ from headway_openai.body import Api, parse_body
 from headway_openai.errors import ApiError
 from headway_openai.prefix import parse_prefix
 
-from headway_scheduler.admission.observing import is_routed
+from headway_scheduler.admission.watching import is_routed
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import EVERYBODY, Principal
@@ -73,6 +73,8 @@ class LightPicker:
         route = _wanted(head.api, raw, head, plane)
         asked = route.model
         head.apply(route, plane)
+        if self._scheduler.tracing is not None:
+            head.carry_trace(route)
         if route.model != asked:
             raise InvalidField("x-gateway-model-name-rewrite", "this plane cannot change the body")
         prompt_tokens = self._prompt_tokens(route, raw, head)
@@ -116,7 +118,7 @@ class LightPicker:
         if not plane.observe and is_routed(tenant, request.session_id, head.values.get("x-request-id", number)):
             return ""
         owner = self._calls.owner(principal)
-        scheduler.observations.wait(number, scheduler.dispatcher.observe(request, owner, scheduler.clock()))
+        scheduler.observations.wait(number, scheduler.dispatcher.appraise(request, owner, scheduler.clock()))
         return number
 
     def _prompt_tokens(self, route: routing_pb2.RouteRequest, raw: bytes, head: Head) -> int | None:

@@ -1,6 +1,6 @@
 """A request that somebody else places: what we would have done with it, and what came of it."""
 
-from headway_scheduler.admission.observing import Verdict
+from headway_scheduler.admission.watching import Verdict
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.ledger import Owner
@@ -37,7 +37,7 @@ class Watched:
 
 def watch(scheduler: Scheduler, request: Request, owner: Owner) -> Watched:
     """Price what would be done with it now."""
-    return Watched(scheduler, scheduler.dispatcher.observe(request, owner, scheduler.clock()))
+    return Watched(scheduler, scheduler.dispatcher.appraise(request, owner, scheduler.clock()))
 
 
 def common_salt(scheduler: Scheduler, request: Request) -> str:

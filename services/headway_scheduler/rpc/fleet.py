@@ -12,8 +12,9 @@ from headway.fleet.v1 import fleet_pb2_grpc
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Role
 from headway_scheduler.domain.names import CREDENTIALS, NODES
-from headway_scheduler.rpc.authentication import LOCAL, current_identity
+from headway_scheduler.rpc.authentication import LOCAL, current_identity, current_principal
 from headway_scheduler.rpc.convert.fleet import endpoint_to_proto, node_to_proto, observations_to_proto, status_to_proto
+from headway_scheduler.rpc.decisions import Decisions
 from headway_scheduler.rpc.paging import page_of
 
 __all__ = ["FleetService"]
@@ -29,6 +30,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._decisions = Decisions(scheduler.record)
         self._version = version("headway")
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
@@ -88,6 +90,25 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             if response.nodes or response.endpoints or response.removed:
                 yield response
             await asyncio.sleep(max(_SHORTEST_INTERVAL_MS, interval_ms) / 1e3)
+
+    async def ListDecisions(  # noqa: N802
+        self, request: pb.ListDecisionsRequest, context: Context
+    ) -> pb.ListDecisionsResponse:
+        """The newest decisions and refusals, a page at a time."""
+        return self._decisions.list_page(request, current_principal())
+
+    async def GetDecision(  # noqa: N802
+        self, request: pb.GetDecisionRequest, context: Context
+    ) -> pb.GetDecisionResponse:
+        """One of them, with every candidate."""
+        return self._decisions.get(request, current_principal())
+
+    async def WatchDecisions(  # noqa: N802
+        self, request: pb.WatchDecisionsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchDecisionsResponse]:
+        """Decisions as they are made."""
+        async for response in self._decisions.watch(request, current_principal()):
+            yield response
 
     def _changes(self, seen: dict[str, State]) -> pb.WatchFleetResponse:
         scheduler, now = self._scheduler, self._scheduler.clock()

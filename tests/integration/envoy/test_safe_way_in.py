@@ -15,7 +15,7 @@ from fakes.waiting import eventually
 from headway.admin.v1 import admin_pb2 as apb
 from headway.fleet.v1 import fleet_pb2 as fpb
 from headway.telemetry.v1.telemetry_pb2 import EngineEndpoint
-from headway_scheduler.admission.observing import Tally
+from headway_scheduler.admission.watching import Tally
 from headway_scheduler.domain.desired import Credential, Role, Tenant
 
 DUPLEX = {"request": "FULL_DUPLEX_STREAMED", "response": "FULL_DUPLEX_STREAMED"}

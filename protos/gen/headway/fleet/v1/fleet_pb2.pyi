@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from headway.routing.v1 import routing_pb2 as _routing_pb2
 from headway.telemetry.v1 import telemetry_pb2 as _telemetry_pb2
 import builtins as _builtins
 import sys
@@ -918,3 +919,384 @@ class WatchFleetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchFleetResponse: _TypeAlias = WatchFleetResponse  # noqa: Y015
+
+@_typing.final
+class Candidate(_message.Message):
+    """One endpoint as a past decision saw it. Only those that the request might have had: no other tenant's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    PREDICTED_TTFT_MS_FIELD_NUMBER: _builtins.int
+    MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SOFT_GUARDS_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    """`endpoints/10.0.0.1:8000@0`."""
+    chosen: _builtins.bool
+    cost: _builtins.float
+    predicted_ttft_ms: _builtins.float
+    matched_tokens: _builtins.int
+    """Tokens of this request's prompt believed to be cached there."""
+    @_builtins.property
+    def soft_guards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What forbade dispatch there at that moment, of what its strategy heeds."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        chosen: _builtins.bool = ...,
+        cost: _builtins.float = ...,
+        predicted_ttft_ms: _builtins.float | None = ...,
+        matched_tokens: _builtins.int = ...,
+        soft_guards: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_ttft_ms", b"_predicted_ttft_ms", "predicted_ttft_ms", b"predicted_ttft_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_ttft_ms", b"_predicted_ttft_ms", "chosen", b"chosen", "cost", b"cost", "endpoint", b"endpoint", "matched_tokens", b"matched_tokens", "predicted_ttft_ms", b"predicted_ttft_ms", "soft_guards", b"soft_guards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__predicted_ttft_ms: _TypeAlias = _typing.Literal["predicted_ttft_ms"]  # noqa: Y015
+    _WhichOneofArgType__predicted_ttft_ms: _TypeAlias = _typing.Literal["_predicted_ttft_ms", b"_predicted_ttft_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_ttft_ms) -> _WhichOneofReturnType__predicted_ttft_ms | None: ...
+
+Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
+
+@_typing.final
+class Refusal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
+    HELD_MS_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """As in ErrorInfo: `SATURATED`, …"""
+    message: _builtins.str
+    retry_after_s: _builtins.float
+    held_ms: _builtins.float
+    """How long it was held before, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        retry_after_s: _builtins.float | None = ...,
+        held_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "held_ms", b"held_ms", "message", b"message", "reason", b"reason", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retry_after_s: _TypeAlias = _typing.Literal["retry_after_s"]  # noqa: Y015
+    _WhichOneofArgType__retry_after_s: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_s) -> _WhichOneofReturnType__retry_after_s | None: ...
+
+Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
+
+@_typing.final
+class DecisionRecord(_message.Message):
+    """A decision or a refusal, and what came of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    SERVED_BY_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    CANDIDATES_DROPPED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts decisions and refusals since the scheduler's start."""
+    request_id: _builtins.str
+    reservation_id: _builtins.str
+    """Empty: refused."""
+    tenant: _builtins.str
+    """`tenants/acme`."""
+    model: _builtins.str
+    adapter: _builtins.str
+    session_id: _builtins.str
+    priority: _routing_pb2.Priority.ValueType
+    max_tokens: _builtins.int
+    endpoint: _builtins.str
+    """Name of the endpoint chosen."""
+    outcome: _builtins.str
+    """`in_flight`, `success`, `cancelled`, `client_error`, `server_error`, `connect_error`, `timeout`, as reported;
+    `expired`, `orphaned`, `endpoint_gone`: nobody reported; `refused`.
+    """
+    ttft_ms: _builtins.float
+    """By the data plane's clock; unset: not reported."""
+    duration_ms: _builtins.float
+    served_by: _builtins.str
+    """Name of the endpoint that had it at its end."""
+    moved: _builtins.bool
+    """Another one than was chosen."""
+    candidates_dropped: _builtins.bool
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def decision(self) -> _routing_pb2.Decision:
+        """Why; unset: refused."""
+
+    @_builtins.property
+    def fallbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def usage(self) -> _routing_pb2.Usage: ...
+    @_builtins.property
+    def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
+        """Cheapest first; in GetDecision only. Empty with `candidates_dropped`: newer decisions took the room."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        request_id: _builtins.str = ...,
+        reservation_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        adapter: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        priority: _routing_pb2.Priority.ValueType = ...,
+        max_tokens: _builtins.int | None = ...,
+        decision: _routing_pb2.Decision | None = ...,
+        endpoint: _builtins.str = ...,
+        fallbacks: _abc.Iterable[_builtins.str] | None = ...,
+        outcome: _builtins.str = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+        ttft_ms: _builtins.float | None = ...,
+        duration_ms: _builtins.float | None = ...,
+        usage: _routing_pb2.Usage | None = ...,
+        served_by: _builtins.str = ...,
+        moved: _builtins.bool = ...,
+        refusal: Global___Refusal | None = ...,
+        candidates: _abc.Iterable[Global___Candidate] | None = ...,
+        candidates_dropped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "_duration_ms", b"_duration_ms", "_max_tokens", b"_max_tokens", "_ttft_ms", b"_ttft_ms", "decision", b"decision", "duration_ms", b"duration_ms", "ended", b"ended", "max_tokens", b"max_tokens", "refusal", b"refusal", "time", b"time", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "_duration_ms", b"_duration_ms", "_max_tokens", b"_max_tokens", "_ttft_ms", b"_ttft_ms", "adapter", b"adapter", "candidates", b"candidates", "candidates_dropped", b"candidates_dropped", "decision", b"decision", "duration_ms", b"duration_ms", "ended", b"ended", "endpoint", b"endpoint", "fallbacks", b"fallbacks", "max_tokens", b"max_tokens", "model", b"model", "moved", b"moved", "number", b"number", "outcome", b"outcome", "priority", b"priority", "refusal", b"refusal", "request_id", b"request_id", "reservation_id", b"reservation_id", "served_by", b"served_by", "session_id", b"session_id", "tenant", b"tenant", "time", b"time", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decision: _TypeAlias = _typing.Literal["decision"]  # noqa: Y015
+    _WhichOneofArgType__decision: _TypeAlias = _typing.Literal["_decision", b"_decision"]  # noqa: Y015
+    _WhichOneofReturnType__duration_ms: _TypeAlias = _typing.Literal["duration_ms"]  # noqa: Y015
+    _WhichOneofArgType__duration_ms: _TypeAlias = _typing.Literal["_duration_ms", b"_duration_ms"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_ms: _TypeAlias = _typing.Literal["ttft_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttft_ms: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decision) -> _WhichOneofReturnType__decision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__duration_ms) -> _WhichOneofReturnType__duration_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_ms) -> _WhichOneofReturnType__ttft_ms | None: ...
+
+Global___DecisionRecord: _TypeAlias = DecisionRecord  # noqa: Y015
+
+@_typing.final
+class DecisionFilter(_message.Message):
+    """Every part that is set must match."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`acme` or `tenants/acme`."""
+    model: _builtins.str
+    endpoint: _builtins.str
+    """Chosen, or served by: `10.0.0.1:8000@0` or `endpoints/…`."""
+    outcome: _builtins.str
+    """See DecisionRecord.outcome."""
+    refused: _builtins.bool
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        refused: _builtins.bool | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_refused", b"_refused", "refused", b"refused", "since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_refused", b"_refused", "endpoint", b"endpoint", "model", b"model", "outcome", b"outcome", "refused", b"refused", "since", b"since", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__refused: _TypeAlias = _typing.Literal["refused"]  # noqa: Y015
+    _WhichOneofArgType__refused: _TypeAlias = _typing.Literal["_refused", b"_refused"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__refused) -> _WhichOneofReturnType__refused | None: ...
+
+Global___DecisionFilter: _TypeAlias = DecisionFilter  # noqa: Y015
+
+@_typing.final
+class ListDecisionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    page_token: _builtins.str
+    @_builtins.property
+    def filter(self) -> Global___DecisionFilter: ...
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        filter: Global___DecisionFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDecisionsRequest: _TypeAlias = ListDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class ListDecisionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecisionRecord]: ...
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[Global___DecisionRecord] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDecisionsResponse: _TypeAlias = ListDecisionsResponse  # noqa: Y015
+
+@_typing.final
+class GetDecisionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """A request id or a reservation id; the newest of that id."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDecisionRequest: _TypeAlias = GetDecisionRequest  # noqa: Y015
+
+@_typing.final
+class GetDecisionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decision(self) -> Global___DecisionRecord: ...
+    def __init__(
+        self,
+        *,
+        decision: Global___DecisionRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDecisionResponse: _TypeAlias = GetDecisionResponse  # noqa: Y015
+
+@_typing.final
+class WatchDecisionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    share: _builtins.float
+    """Of all decisions, 0 to 1; 0: all."""
+    outcomes: _builtins.bool
+    """Each once more when it has ended."""
+    @_builtins.property
+    def filter(self) -> Global___DecisionFilter: ...
+    def __init__(
+        self,
+        *,
+        filter: Global___DecisionFilter | None = ...,
+        share: _builtins.float = ...,
+        outcomes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "outcomes", b"outcomes", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchDecisionsRequest: _TypeAlias = WatchDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class WatchDecisionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    lost: _builtins.int
+    """Decisions since the last message that this reader was too slow for."""
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecisionRecord]: ...
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[Global___DecisionRecord] | None = ...,
+        lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "lost", b"lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchDecisionsResponse: _TypeAlias = WatchDecisionsResponse  # noqa: Y015

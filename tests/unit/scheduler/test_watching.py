@@ -1,6 +1,6 @@
 """Whom a share routes, and what is summed up of requests that others placed."""
 
-from headway_scheduler.admission.observing import Observations, Verdict, is_routed
+from headway_scheduler.admission.watching import Observations, Verdict, is_routed
 from headway_scheduler.domain.desired import Tenant
 from headway_scheduler.domain.request import Request
 from hypothesis import given
