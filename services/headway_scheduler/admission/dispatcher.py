@@ -446,12 +446,19 @@ class Dispatcher:
             raise RequestIdInUse(work.request.request_id)
         claims = live.claims if live.owner is work.owner else 0
         self.ledger.adopt(live, work.owner, now)
-        live.claims = claims + 1
+        live.claims = claims
         endpoint = self.fleet.by_slot[live.slot]
         if names_endpoint(endpoint.id, endpoint.spec.address, work.request.excluded):
             self.fleet.record_outcome(endpoint, True, now, live)
+            begun = before.retry
             self.retries.admit(before, self._retry_after(work.request, now))
-            self._elsewhere(live, before, work, now)
+            try:
+                self._elsewhere(live, before, work, now)
+            except HeadwayError:
+                if not begun:
+                    self.retries.over(before)
+                raise
+        live.claims = claims + 1
         return before.decision
 
     def _elsewhere(self, live: Reservation, before: Work, work: Work, now: float) -> None:

@@ -511,7 +511,14 @@ class Fleet:
     def record_outcome(
         self, endpoint: Endpoint, failed: bool, now: float, reservation: Reservation | None = None
     ) -> None:
-        """A request ended there. What keeps failing is ejected for a while, but never too much of a pool."""
+        """A request ended there. What keeps failing is ejected for a while, but never too much of a pool.
+
+        One that was placed there once fails there once, however often that is told.
+        """
+        if failed and reservation is not None:
+            if reservation.blamed:
+                return
+            reservation.blamed = True
         placed_at, name = (None, "") if reservation is None else (reservation.placed_at, reservation.id)
         verdict = self.ejections.record(
             endpoint.id, failed, now, lambda: self._spared(endpoint), placed_at=placed_at, reservation=name
