@@ -254,6 +254,19 @@ async def test_a_dedicated_group_has_one_tenant(store: PostgresStore, second: Bi
             await store.update(Binding("acme", "gold", BindingMode.DEDICATED), write())
 
 
+async def test_no_admin_gains_every_tenant_by_losing_its_own(store: PostgresStore) -> None:
+    await store.create(Tenant("acme"), write())
+    bound = Credential("bound", Role.ADMIN, HASH, tenants=("acme",))
+    await store.create(bound, write())
+    with pytest.raises(InUse, match="credentials/bound"):
+        await store.delete(Tenant, "acme", write(), force=True)
+    kept = (await store.load()).credentials["bound"]
+    assert kept.tenants == ("acme",)
+    await store.update(replace(kept, tenants=("acme", "default")), write())
+    await store.delete(Tenant, "acme", write(), force=True)
+    assert (await store.load()).credentials["bound"].tenants == ("default",)
+
+
 async def test_what_is_in_use_is_deleted_only_by_force(store: PostgresStore) -> None:
     await store.create(Tenant("acme"), write())
     await store.create(GpuGroup("gold"), write())

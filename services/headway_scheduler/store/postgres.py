@@ -35,6 +35,7 @@ from headway_scheduler.domain.desired import (
     DesiredState,
     GpuGroup,
     Model,
+    Role,
     StrategyBinding,
     StrategyConfig,
     StrategyRevision,
@@ -495,10 +496,11 @@ class _Step:
     async def _release_credentials(self, tenant: str, *, force: bool) -> None:
         table = schema.credentials
         names_it = table.c.tenants.contains([tenant])
-        user = (await self.connection.execute(select(table.c.id).where(names_it).limit(1))).scalar_one_or_none()
-        if user is None:
-            return
-        if not force:
+        # An admin that is bound to no tenant may name any: one that loses its last would gain all of them.
+        widened = and_(table.c.role == Role.ADMIN.value, table.c.tenants == [tenant])
+        keeps = widened if force else names_it
+        user = (await self.connection.execute(select(table.c.id).where(keeps).limit(1))).scalar_one_or_none()
+        if user is not None:
             raise InUse(resource_name(Tenant, tenant), resource_name(Credential, user))
         values = {"tenants": func.array_remove(table.c.tenants, tenant)} | self._stamps()
         await self.connection.execute(update(table).where(names_it).values(values))
