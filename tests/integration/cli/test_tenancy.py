@@ -13,6 +13,7 @@ import pytest
 import yaml
 from fakes.headway import connected_agent
 from headway_scheduler.domain.usage import Usage
+from headway_scheduler.leadership import Standing
 from headway_scheduler.store.postgres import PostgresStore
 
 PAGE = Path(__file__).parents[3] / "docs" / "tenants.md"
@@ -125,6 +126,12 @@ class TestDrain:
         assert "error: NOT_EMPTY: " in said
         assert "1 in flight after 0 s; it goes on draining" in said
         assert headway.json("endpoints", "get", endpoint)["state"] == "draining"
+
+    def test_one_that_does_not_lead_never_says_that_it_is_empty(self, headway, scheduler, fleet, monkeypatch):
+        monkeypatch.setattr(scheduler.scheduler.leadership, "standing", Standing.STANDBY)
+        assert "empty" not in headway.text("nodes", "drain", "gpu-7")
+        said = headway.error("nodes", "drain", "gpu-7", "--wait", "--deadline", "100ms", code=4)
+        assert "does not lead, and what is in flight only the leader knows" in said
 
     def test_a_disruption_budget_refuses_it_unless_forced(self, headway, scheduler):
         headway.run("models", "create", "llama", "disruption_budget.min_available=2")
