@@ -17,13 +17,16 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
     """The endpoints that may be chosen now, each with the tenants, of those this principal may name, that may use it.
 
     It stands there once for each set of models that any of them may use. An alias stands beside its model, since
-    nobody resolves it meanwhile.
+    nobody resolves it meanwhile. Where there are endpoints and this principal may use none of them, an entry that is
+    nobody's says so: an empty view is of a scheduler that has met no agent yet, and clients keep the one before.
     """
     fleet, catalogue = scheduler.fleet, scheduler.intake.desired.models
     view = pb.FailOpenView()
     with suppress(HeadwayError):  # one that does not exist is nobody's
         view.default_tenant = scheduler.intake.tenant(principal, "").id
+    serving = False
     for endpoint in fleet.endpoints.values():
+        serving = serving or bool(fleet.columns.open[endpoint.slot])
         tenants = [tenant for tenant in fleet.tenants_of(endpoint) if principal.may_name(tenant)]
         if not tenants or not fleet.columns.open[endpoint.slot]:
             continue
@@ -37,6 +40,8 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
                 tenants=who,
                 inflight=int(fleet.columns.inflight[endpoint.slot]),
             )
+    if serving and not view.endpoints and scheduler.is_settled:
+        view.endpoints.add()
     return view
 
 

@@ -52,7 +52,7 @@ class RouteStreamSession:
         self._holds: dict[int, Waiter] = {}
         self._answered: OrderedDict[int, str] = OrderedDict()
         self._resumes: set[asyncio.Task[None]] = set()
-        self._view_version = -1
+        self._view_version = (-1, False)
 
     async def run(self, requests: AsyncIterator[pb.RouteStreamRequest]) -> None:
         """Serve until the client half-closes and everything is answered, or the stream breaks."""
@@ -164,8 +164,9 @@ class RouteStreamSession:
         self._offer_view()
 
     def _offer_view(self) -> None:
-        if self._view_version != self._scheduler.fleet.version:
-            self._view_version = self._scheduler.fleet.version
+        version = (self._scheduler.fleet.version, self._scheduler.is_settled)
+        if self._view_version != version:
+            self._view_version = version
             self._out.fail_open_view.CopyFrom(fail_open_view(self._scheduler, self._principal))
             self._wake(1)
 

@@ -1,10 +1,13 @@
 """Binding modes, their order, splits of a model, and what a tenant may ask for."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 from fakes.rig import MODEL, Rig, desired_state, spec
+from headway.routing.v1 import routing_pb2 as pb
+from headway_client.failopen import FailOpenRouter
 from headway_scheduler.domain.desired import Binding, BindingMode, GpuGroup, Model, Principal, Role, Split, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.report import ReportStatus
@@ -318,6 +321,24 @@ def test_without_a_scheduler_a_tenant_has_only_its_models():
         ("n",): ["b"],
         (MODEL, "n", "alias"): ["default"],
     }
+
+
+def test_without_a_scheduler_a_tenant_that_has_lost_its_last_endpoint_goes_nowhere():
+    rig = Rig(desired_state(tenants=[Tenant("a")], bindings=[Binding("a", "all")]))
+    rig.endpoints(1)
+    principal, alone = Principal("p", Role.ROUTER, tenants=("a",)), FailOpenRouter(random.Random(1))
+    asked = pb.RouteRequest(tenant="a", model=MODEL)
+    alone.update(fail_open_view(rig.scheduler, principal))
+    assert alone.choose(asked, "1") is not None
+    rig.desire(bindings=())
+    alone.update(fail_open_view(rig.scheduler, principal))
+    assert alone.choose(asked, "2") is None
+    rig.scheduler.dispatcher.settled_at = rig.clock.now + 1
+    rig.desire(bindings=[Binding("a", "all")])
+    alone.update(fail_open_view(rig.scheduler, principal))
+    rig.desire(bindings=())
+    alone.update(fail_open_view(rig.scheduler, principal))
+    assert alone.choose(asked, "3") is not None, "one that just started knows not all that there is"
 
 
 def test_the_lane_of_an_unhealthy_pool_says_so():
