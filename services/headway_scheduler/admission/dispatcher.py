@@ -253,6 +253,16 @@ class Dispatcher:
             self._tidied_at = now
             self.fair.tidy(self.holds.tenants)
 
+    def recheck_holds(self, problem: Callable[[Request], HeadwayError | None], now: float) -> None:
+        """Answer at once what may not be asked any more, since admins changed something."""
+        for hold in list(self.holds):
+            request = hold.work.request
+            refusal = problem(request)
+            if refusal is not None:
+                self._let_go(hold)
+                self.on_refused(request, refusal)
+                hold.settle(self._limited(refusal, request.tenant, now))
+
     def refuse_holds(self, error: HeadwayError) -> None:
         """Answer every hold with `error`: the scheduler goes away."""
         for hold in self.holds:

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field, replace
 
 from headway_scheduler.domain.desired import DesiredState, Principal, Quotas, Tenant
 from headway_scheduler.domain.names import DEFAULT_TENANT, TENANTS, short
-from headway_scheduler.domain.request import BlocksPrompt, Prompt, TextPrompt, TokensPrompt
+from headway_scheduler.domain.request import BlocksPrompt, Prompt, Request, TextPrompt, TokensPrompt
 from headway_scheduler.errors import (
     AdapterNotAllowed,
+    HeadwayError,
     InvalidField,
     ModelNotAllowed,
     TenantNotAllowed,
@@ -83,6 +84,18 @@ class Intake:
         """Raise AdapterNotAllowed if the tenant may not ask for this adapter."""
         if adapter and tenant.adapters and adapter not in tenant.adapters:
             raise AdapterNotAllowed(tenant.id, adapter)
+
+    def problem(self, request: Request) -> HeadwayError | None:
+        """Why what was admitted before may not be asked any more; None: it may."""
+        tenant = self.desired.tenants.get(request.tenant)
+        if tenant is None:
+            return UnknownTenant(request.tenant)
+        try:
+            self.model(tenant, request.model)
+            self.check_adapter(tenant, request.adapter)
+        except HeadwayError as error:
+            return error
+        return None
 
     def prompt_tokens(self, model: str, prompt: Prompt) -> int:
         """How many tokens a prompt is: exact for ids, estimated for text; block hashes do not tell."""
