@@ -810,10 +810,10 @@ def described(event: DeviceEvent) -> str:
 
 
 def _who_may_use_what(desired: DesiredState) -> tuple[object, ...]:
-    """All that candidates follow from, of what admins configured."""
-    domains = {tenant.id: tenant.domain for tenant in desired.tenants.values()}
-    splits = {model.id: model.splits for model in desired.models.values() if model.splits}
-    return desired.groups, desired.bindings, domains, splits
+    """All that candidates follow from, of what admins configured, and what data planes are told beside."""
+    tenants = {tenant.id: (tenant.domain, tenant.models) for tenant in desired.tenants.values()}
+    models = {m.id: (m.splits, m.aliases) for m in desired.models.values() if m.splits or m.aliases}
+    return desired.groups, desired.bindings, tenants, models
 
 
 def _has_dedicated(desired: DesiredState) -> bool:

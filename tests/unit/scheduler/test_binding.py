@@ -323,6 +323,23 @@ def test_without_a_scheduler_a_tenant_has_only_its_models():
     }
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tenants": {"default": Tenant("default"), "a": Tenant("a", models=("other",))}},
+        {"models": {MODEL: Model(MODEL, aliases=("alias", "another"))}},
+    ],
+)
+def test_data_planes_are_told_anew_when_a_tenants_models_change(change):
+    rig = Rig(desired_state(tenants=[Tenant("a")], bindings=[Binding("a", "all")]))
+    rig.endpoints(1)
+    before = rig.fleet.version
+    rig.desire()
+    assert rig.fleet.version == before
+    rig.desire(**change)
+    assert rig.fleet.version > before
+
+
 def test_without_a_scheduler_a_tenant_that_has_lost_its_last_endpoint_goes_nowhere():
     rig = Rig(desired_state(tenants=[Tenant("a")], bindings=[Binding("a", "all")]))
     rig.endpoints(1)
