@@ -24,13 +24,18 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
     view = pb.FailOpenView()
     with suppress(HeadwayError):  # one that does not exist is nobody's
         view.default_tenant = scheduler.intake.tenant(principal, "").id
+    tenants = _by_slot(scheduler, principal)
+    shared: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[tuple[str, ...], list[str]]] = {}
     serving = False
     for endpoint in fleet.endpoints.values():
-        serving = serving or bool(fleet.columns.open[endpoint.slot])
-        tenants = [tenant for tenant in fleet.tenants_of(endpoint) if principal.may_name(tenant)]
-        if not tenants or not fleet.columns.open[endpoint.slot]:
+        if not fleet.columns.open[endpoint.slot]:
             continue
-        for models, who in _by_models(scheduler, endpoint.spec.models, tenants).items():
+        serving = True
+        key = (tuple(endpoint.spec.models), tuple(tenants.get(endpoint.slot, ())))
+        found = shared.get(key)  # most endpoints are as many others
+        if found is None:
+            found = shared[key] = _by_models(scheduler, *key)
+        for models, who in found.items():
             view.endpoints.add(
                 endpoint=placement_to_proto(endpoint.placement),
                 models=[
@@ -43,6 +48,17 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
     if serving and not view.endpoints and scheduler.is_settled:
         view.endpoints.add()
     return view
+
+
+def _by_slot(scheduler: Scheduler, principal: Principal) -> dict[int, list[str]]:
+    """Who may use each slot, of the tenants that this principal may name."""
+    found: dict[int, list[str]] = {}
+    for tenant in scheduler.intake.desired.tenants:
+        if principal.may_name(tenant):
+            rights = scheduler.fleet.rights(tenant)
+            for slot in rights.own_slots | rights.burst_slots:
+                found.setdefault(slot, []).append(tenant)
+    return found
 
 
 def _by_models(scheduler: Scheduler, models: Sequence[str], tenants: Sequence[str]) -> dict[tuple[str, ...], list[str]]:

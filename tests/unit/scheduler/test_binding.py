@@ -8,11 +8,13 @@ import pytest
 from fakes.rig import MODEL, Rig, desired_state, spec
 from headway.routing.v1 import routing_pb2 as pb
 from headway_client.failopen import FailOpenRouter
+from headway_scheduler.admission.intake import Intake
 from headway_scheduler.domain.desired import Binding, BindingMode, GpuGroup, Model, Principal, Role, Split, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.report import ReportStatus
 from headway_scheduler.domain.request import Subset
 from headway_scheduler.errors import AdapterNotAllowed, AllUnhealthy, ModelNotAllowed, NoEndpoints, Saturated
+from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.fail_open import fail_open_view
 
@@ -321,6 +323,18 @@ def test_without_a_scheduler_a_tenant_has_only_its_models():
         ("n",): ["b"],
         (MODEL, "n", "alias"): ["default"],
     }
+
+
+def test_what_data_planes_are_told_costs_by_tenants_and_endpoints_not_by_their_product(monkeypatch):
+    tenants = [Tenant(f"t{number}") for number in range(20)]
+    rig = Rig(desired_state(tenants=tenants, bindings=[Binding(each.id, "all") for each in tenants]))
+    rig.endpoints(20)
+    asked, rights, allows = Counter(), rig.fleet.rights, rig.scheduler.intake.allows
+    monkeypatch.setattr(Fleet, "rights", lambda _, tenant: (asked.update(["rights"]), rights(tenant))[1])
+    monkeypatch.setattr(Intake, "allows", lambda _, *who: (asked.update(["allows"]), allows(*who))[1])
+    view = fail_open_view(rig.scheduler, Principal("p", Role.ROUTER))
+    assert [len(entry.tenants) for entry in view.endpoints] == [21] * 20
+    assert asked == {"rights": 21, "allows": 21}
 
 
 @pytest.mark.parametrize(
