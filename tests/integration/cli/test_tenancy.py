@@ -77,7 +77,6 @@ def test_what_is_wrong_is_named(headway, arguments, said, code):
 def test_a_file_of_it_is_applied_and_exported_and_then_nothing_differs(headway, tmp_path):
     file = tmp_path / "fleet.yaml"
     file.write_text(LLAMA)
-    headway.run("groups", "create", "gold", "selector.tier=gold")
     headway.run("apply", "-f", str(file))
     assert headway.text("diff", "-f", str(file)) == ""
     exported = headway.text("export")
@@ -85,6 +84,8 @@ def test_a_file_of_it_is_applied_and_exported_and_then_nothing_differs(headway, 
     assert headway.text("diff", "-f", str(file)) == ""
     (model,) = [each for each in yaml.safe_load_all(exported) if each.get("kind") == "Model"]
     assert list(model["splits"]) == ["canary", "stable"]
+    file.write_text("kind: Model\nname: other\n---\nkind: GpuGroup\nname: other\n")
+    assert "gpuGroups/gold deleted" in headway.text("apply", "-f", str(file), "--prune")
     file.write_text("kind: Model\nname: llama\nsplits: {a: 5}\n")
     assert "splits.a: must be a mapping, not 5" in headway.error("apply", "-f", str(file))
 
