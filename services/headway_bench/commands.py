@@ -23,6 +23,7 @@ from headway_bench.real.run import RealSettings, run_real, shortcomings
 from headway_bench.route import RouteSettings, measure_route
 from headway_bench.takeover import How, TakeoverBench, TakeoverSettings
 from headway_bench.telemetry import MixedSettings, TelemetrySettings, measure_mixed, measure_telemetry
+from headway_bench.tenancy import TenancySettings, measure_tenancy
 
 __all__ = ["bench_app"]
 
@@ -116,6 +117,22 @@ def kv(
 ) -> None:
     """KV events into a scheduler: its CPU, and Routes of token ids with and without them, in turns."""
     _print(_found(measure_kv(KvSettings(blocks_per_s, endpoints, nodes, rate, prompt_bytes, seconds))), output)
+
+
+@bench_app.command()
+def tenancy(
+    mode: Annotated[Mode, typer.Option(help="How requests come: stream or unary.")] = Mode.STREAM,
+    endpoints: Annotated[int, typer.Option(min=1, max=50_000, help="Engines in the fleet.")] = 100,
+    prompt_bytes: PromptOption = 2048,
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Requests in flight.")] = 64,
+    seconds: SecondsOption = 14.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What credentials, quotas and fair shares cost a request: two schedulers, without and with them, in turns."""
+    if mode is Mode.INPROC:
+        raise typer.BadParameter("inproc knows no credentials", param_hint="--mode")
+    settings = TenancySettings(mode.value, endpoints, prompt_bytes, concurrency, seconds)
+    _print({"request": _found(measure_tenancy(settings))}, output)
 
 
 @bench_app.command()

@@ -13,7 +13,7 @@ from typing import Any, Final
 import psutil
 
 from headway_bench.figures import BenchError, Json
-from headway_bench.processes import PATIENCE_S, appears, ended, fleet_of, python, scheduler_process
+from headway_bench.processes import PATIENCE_S, appears, ended, fleet_of, http_port, python, scheduler_process
 
 __all__ = ["EnvoyBench", "EnvoySettings", "envoy_config", "listener_ports"]
 
@@ -45,12 +45,12 @@ class EnvoyBench:
             addresses = [f"127.0.1.{number + 1}:{engine_port}" for number in range(self._settings.endpoints)]
             scheduler, port = await stack.enter_async_context(scheduler_process(directory))
             await stack.enter_async_context(fleet_of(port, addresses))
-            config = envoy_config(addresses, port)
+            config = envoy_config(addresses, port, http_port(directory))
             envoy, ports = await stack.enter_async_context(_envoy(directory, config))
             self._processes = [psutil.Process(envoy), psutil.Process(scheduler)]
             direct = await self._measure(ports["direct"])
             found: Json = {"settings": _as_json(self._settings), "direct": direct}
-            for name in ("ext_proc", "ext_proc_buffered", "ext_authz"):
+            for name in ("ext_proc", "ext_proc_buffered", "ext_authz", "ext_authz_http"):
                 measured = await self._measure(ports[name])
                 measured["cpu_us_over_direct"] = round(measured["cpu_us"] - direct["cpu_us"], 1)
                 measured["p50_ms_over_direct"] = round(measured["p50_ms"] - direct["p50_ms"], 3)
@@ -157,13 +157,14 @@ async def listener_ports(admin: str) -> dict[str, int]:
 # Envoy's configuration
 
 
-def envoy_config(addresses: list[str], port: int) -> Json:
-    """A listener for each way to the engines at `addresses`, with the scheduler at `port` as their picker."""
+def envoy_config(addresses: list[str], port: int, http_port: int) -> Json:
+    """A listener for each way to the engines at `addresses`, with the scheduler at these ports as their picker."""
     listeners = [
         _listener("direct", []),
         _listener("ext_proc", [_ext_proc("FULL_DUPLEX_STREAMED", "FULL_DUPLEX_STREAMED")]),
         _listener("ext_proc_buffered", [_ext_proc("BUFFERED", "STREAMED")]),
         _listener("ext_authz", [_ext_authz()], access_log=[_access_log()]),
+        _listener("ext_authz_http", [_ext_authz_http()], access_log=[_access_log()]),
     ]
     return {
         "admin": {"address": _address("127.0.0.1:0")},
@@ -172,6 +173,7 @@ def envoy_config(addresses: list[str], port: int) -> Json:
             "clusters": [
                 _cluster("engines", addresses, load_balancing_policy=_override_host()),
                 _cluster("headway", [f"127.0.0.1:{port}"], typed_extension_protocol_options=_http2()),
+                _cluster("headway_http", [f"127.0.0.1:{http_port}"]),
             ],
         },
     }
@@ -220,6 +222,27 @@ def _ext_authz() -> Json:
         transport_api_version="V3",
         grpc_service={"envoy_grpc": {"cluster_name": "headway"}, "timeout": "10s"},
         with_request_body={"max_request_bytes": 8192, "allow_partial_message": True, "pack_as_bytes": True},
+    )
+
+
+def _ext_authz_http() -> Json:
+    def exactly(*names: str) -> Json:
+        return {"patterns": [{"exact": name} for name in names]}
+
+    return _typed(
+        "envoy.filters.http.ext_authz",
+        "filters.http.ext_authz.v3.ExtAuthz",
+        transport_api_version="V3",
+        http_service={
+            "path_prefix": "/ext_authz",
+            "server_uri": {"uri": "http://headway", "cluster": "headway_http", "timeout": "10s"},
+            "authorization_response": {
+                "allowed_upstream_headers": exactly("x-gateway-destination-endpoint", "x-data-parallel-rank"),
+                "dynamic_metadata_from_headers": exactly("headway.reservation"),
+            },
+        },
+        allowed_headers=exactly("content-type"),
+        with_request_body={"max_request_bytes": 8192, "allow_partial_message": True},
     )
 
 

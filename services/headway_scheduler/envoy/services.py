@@ -12,9 +12,10 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 from headway_scheduler.app import Scheduler
 from headway_scheduler.envoy.access_log import AccessLogService
 from headway_scheduler.envoy.discovery import DiscoveryService
-from headway_scheduler.envoy.ext_authz import EXT_AUTHZ, ExtAuthzService
+from headway_scheduler.envoy.ext_authz import ExtAuthzService
 from headway_scheduler.envoy.ext_proc import EXT_PROC, ExtProcService
 from headway_scheduler.envoy.feed import ClusterFeed
+from headway_scheduler.envoy.light import EXT_AUTHZ, LightPicker
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.calls import UnaryCalls
 from headway_scheduler.rpc.streams import Streams
@@ -33,7 +34,7 @@ class EnvoyServices:
         self._discovery = DiscoveryService(scheduler, self._feed)
         self._ext_proc = ExtProcService(scheduler, authenticator, streams, scheduler.config.max_message_bytes)
         calls = UnaryCalls(scheduler)
-        self._ext_authz = ExtAuthzService(scheduler, authenticator, calls)
+        self._ext_authz = ExtAuthzService(LightPicker(scheduler, calls), authenticator)
         self._access_log = AccessLogService(scheduler, calls)
         self._following: asyncio.Task[None] | None = None
 

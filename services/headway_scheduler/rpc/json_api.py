@@ -25,7 +25,7 @@ from headway_scheduler.rpc.http_refusals import api_error
 from headway_scheduler.rpc.interceptors import to_status
 from headway_scheduler.tls import names_in
 
-__all__ = ["TIMEOUT_HEADER", "JsonApi"]
+__all__ = ["TIMEOUT_HEADER", "JsonApi", "read_body", "timeout_s"]
 
 TIMEOUT_HEADER: Final = "X-Headway-Timeout-S"
 """How long the caller waits for its answer, in seconds: what a deadline is to gRPC."""
@@ -62,8 +62,8 @@ class JsonApi:
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         try:
-            principal = self._admit(request, "Route")
-            remaining_s = _timeout_s(request)
+            principal = self.admit(request, f"{_ROUTER}/Route")
+            remaining_s = timeout_s(request)
             message = await self._read(request, pb.RouteRequest())
             decision = await self._calls.route(message, principal, remaining_s)
         except Exception as error:
@@ -79,7 +79,7 @@ class JsonApi:
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
         try:
-            principal = self._admit(request, "Report")
+            principal = self.admit(request, f"{_ROUTER}/Report")
             message = await self._read(request, pb.ReportRequest())
             await self._scheduler.opened()
             response = pb.ReportResponse(results=self._calls.report(message.reports, principal))
@@ -87,9 +87,10 @@ class JsonApi:
             return _refusal(error, "Report")
         return _json(200, json_format.MessageToDict(response))
 
-    def _admit(self, request: web.Request, method: str) -> Principal:
+    def admit(self, request: web.Request, method: str) -> Principal:
+        """Who calls, if he may call `method`, a gRPC path. Raises NoCredential, NotPermitted."""
         if not self._private:
-            raise NotPermitted("beyond loopback, Route and Report over HTTP need http_tls or insecure=true")
+            raise NotPermitted("beyond loopback, calls over HTTP need http_tls or insecure=true")
         certificate = request.get_extra_info("peercert")
         try:
             if self._certificate_required and not certificate:
@@ -98,7 +99,7 @@ class JsonApi:
             principal = self._authenticator.identify(proof).principal
         except NoCredential as error:
             raise self._authenticator.refusal(error, request.remote or "") from None
-        authorize(principal, f"{_ROUTER}/{method}")
+        authorize(principal, method)
         return principal
 
     async def _read(self, request: web.Request, message: M) -> M:
@@ -107,13 +108,7 @@ class JsonApi:
             raise web.HTTPRequestEntityTooLarge(self._longest_body, request.content_length or 0)
         try:
             # Stricter than Python's own: it lets no half of a surrogate pair through, on which protobuf fails.
-            async with asyncio.timeout(_BODY_S):
-                body = await request.read()
-            fields = msgspec.json.decode(body)
-        except TimeoutError:
-            raise InvalidField("body", f"did not come within {_BODY_S:g} s") from None
-        except web.RequestPayloadError:
-            raise InvalidField("body", "broke off, or is not encoded as it says") from None
+            fields = msgspec.json.decode(await read_body(request))
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise InvalidField("body", "is no JSON") from None
         if not isinstance(fields, dict):
@@ -159,7 +154,19 @@ def _invalid(problem: str) -> InvalidField:
     return InvalidField(".".join(names) or "body", rest)
 
 
-def _timeout_s(request: web.Request) -> float | None:
+async def read_body(request: web.Request) -> bytes:
+    """All of it. Raises InvalidField where it does not come in, and HTTPRequestEntityTooLarge."""
+    try:
+        async with asyncio.timeout(_BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise InvalidField("body", f"did not come within {_BODY_S:g} s") from None
+    except web.RequestPayloadError:
+        raise InvalidField("body", "broke off, or is not encoded as it says") from None
+
+
+def timeout_s(request: web.Request) -> float | None:
+    """How long the caller waits, None if it does not say. Raises InvalidField."""
     value = request.headers.get(TIMEOUT_HEADER)
     if value is None:
         return None

@@ -11,6 +11,7 @@ from headway_bench.processes import run_json
 from headway_bench.route import RouteSettings, measure_route
 from headway_bench.soak import measure_soak
 from headway_bench.telemetry import MixedSettings, TelemetrySettings, measure_mixed, measure_telemetry
+from headway_bench.tenancy import TenancySettings, measure_tenancy
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +104,12 @@ async def test_routes_beside_agents_and_an_admin():
     found = await measure_mixed(MixedSettings(nodes=2, devices=2, engines=2, rate=50.0, prompt_bytes=600, seconds=0.5))
     assert found["requests_per_s"] > 0
     assert found["p50_us"] <= found["p99_us"]
+
+
+async def test_what_tenancy_costs():
+    found = await measure_tenancy(TenancySettings(endpoints=3, prompt_bytes=600, concurrency=4, seconds=1.0))
+    assert found["without_us"] > 0
+    assert found["with_us"] > 0
 
 
 async def test_a_load_that_fails_is_no_figure():

@@ -9,7 +9,7 @@ async def test_a_short_run_has_every_figure_and_leaves_nothing_behind():
     found = await EnvoyBench(settings).run()
     assert found["settings"] == {"endpoints": 3, "connections": 2, "seconds": 0.2, "prompt_bytes": 500}
     assert {"requests_per_s", "p50_ms", "cpu_us"} <= set(found["direct"])
-    for way in ("ext_proc", "ext_proc_buffered", "ext_authz"):
+    for way in ("ext_proc", "ext_proc_buffered", "ext_authz", "ext_authz_http"):
         row = found[way]
         assert row["requests_per_s"] > 0 and row["p50_ms"] > 0
         assert row["cpu_us"] > 0
