@@ -7,6 +7,7 @@ from headway.routing.v1 import routing_pb2 as pb
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal
+from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.rpc.convert.routing import placement_to_proto
 
@@ -17,8 +18,10 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
     """The endpoints that may be chosen now, each with the tenants, of those this principal may name, that may use it.
 
     It stands there once for each set of models that any of them may use. An alias stands beside its model, since
-    nobody resolves it meanwhile. Where there are endpoints and this principal may use none of them, an entry that is
-    nobody's says so: an empty view is of a scheduler that has met no agent yet, and clients keep the one before.
+    nobody resolves it meanwhile.
+
+    Where this principal may use no endpoint, or admins closed all, an entry that is nobody's says so: an empty view is
+    of a scheduler that has met no agent yet, or of a fleet that is ill, and clients keep the one before.
     """
     fleet, catalogue = scheduler.fleet, scheduler.intake.desired.models
     view = pb.FailOpenView()
@@ -26,9 +29,10 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
         view.default_tenant = scheduler.intake.tenant(principal, "").id
     tenants = _by_slot(scheduler, principal)
     shared: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[tuple[str, ...], list[str]]] = {}
-    serving = False
+    serving = ill = False
     for endpoint in fleet.endpoints.values():
         if not fleet.columns.open[endpoint.slot]:
+            ill = ill or {endpoint.state, endpoint.node.state} == {SchedulingState.ACTIVE}
             continue
         serving = True
         key = (tuple(endpoint.spec.models), tuple(tenants.get(endpoint.slot, ())))
@@ -45,7 +49,7 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
                 tenants=who,
                 inflight=int(fleet.columns.inflight[endpoint.slot]),
             )
-    if serving and not view.endpoints and scheduler.is_settled:
+    if not view.endpoints and fleet.endpoints and (serving or not ill) and scheduler.is_settled:
         view.endpoints.add()
     return view
 

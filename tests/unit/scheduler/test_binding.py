@@ -325,6 +325,19 @@ def test_without_a_scheduler_a_tenant_has_only_its_models():
     }
 
 
+@pytest.mark.parametrize(("ready", "served"), [(True, False), (False, True)])
+def test_without_a_scheduler_nobody_goes_where_admins_drain_but_where_all_are_ill(ready, served):
+    rig = Rig()
+    rig.connect("n", spec(1), spec(2))
+    principal, alone = Principal("p", Role.ROUTER), FailOpenRouter(random.Random(1))
+    alone.update(fail_open_view(rig.scheduler, principal))
+    rig.connect("n", spec(1), spec(2, ready=ready))
+    states = {spec(1).id: SchedulingState.DRAINING}
+    rig.desire(endpoint_states=states if not ready else states | {spec(2).id: SchedulingState.CORDONED})
+    alone.update(fail_open_view(rig.scheduler, principal))
+    assert (alone.choose(pb.RouteRequest(tenant="default", model=MODEL), "1") is not None) is served
+
+
 def test_what_data_planes_are_told_costs_by_tenants_and_endpoints_not_by_their_product(monkeypatch):
     tenants = [Tenant(f"t{number}") for number in range(20)]
     rig = Rig(desired_state(tenants=tenants, bindings=[Binding(each.id, "all") for each in tenants]))
