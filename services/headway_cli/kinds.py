@@ -240,7 +240,7 @@ CREDENTIALS: Final = Kind(
     kept=lambda _: True,  # whoever prunes must not lock everyone out
 )
 
-KINDS: Final = (MODELS, GPU_GROUPS, TENANTS, BINDINGS, STRATEGIES, STRATEGY_BINDINGS, CREDENTIALS)
+KINDS: Final = (GPU_GROUPS, MODELS, TENANTS, BINDINGS, STRATEGIES, STRATEGY_BINDINGS, CREDENTIALS)
 """In the order in which one may refer to another."""
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from headway.admin.v1 import admin_pb2 as pb
+from headway.fleet.v1 import fleet_pb2 as fleet_pb
 
 from headway_cli.client import Client
 from headway_cli.command import command, group
@@ -24,6 +25,9 @@ from headway_cli.session import Output, Session
 __all__ = ["add_audit", "live_apps"]
 
 _POLL_S: Final = 0.5
+_RETURN_S: Final = 10.0
+"""How long data planes may take to tell a scheduler that leads anew what they hold."""
+_NOT_THE_LEADER: Final = "this scheduler does not lead, and what is in flight only the leader knows"
 _Force = Annotated[bool, typer.Option("--force", help="Even if that breaks a model's disruption budget.")]
 _STATES: Final = {
     "cordon": (pb.SCHEDULING_STATE_CORDONED, "cordoned", "Send no new requests to"),
@@ -128,26 +132,46 @@ def _add_drain(app: typer.Typer, kind: _LiveKind) -> None:
         with session.client() as client:
             message = _set_state(client, kind, name, pb.SCHEDULING_STATE_DRAINING, force)
             if wait or limit_s is not None:
-                message = _wait_empty(message.name, lambda: _get(client, kind, name), limit_s)
+                message = _wait_empty(message.name, lambda: _get(client, kind, name), lambda: _leader(client), limit_s)
+            elif not message.inflight and not _leader(client):
+                done(session, message, f"draining; {_NOT_THE_LEADER}")
+                return
         left = f"{message.inflight} in flight" if message.inflight else "empty"
         done(session, message, f"draining, {left}")
 
 
-def _wait_empty(name: str, read: Callable[[], Any], limit_s: float | None) -> Any:
+def _leader(client: Client) -> str:
+    """Which start of which scheduler answers; empty if it does not lead."""
+    status = client.call(client.fleet.GetStatus, fleet_pb.GetStatusRequest())
+    return f"{status.scheduler}.{status.epoch}" if status.standing == "leader" else ""
+
+
+def _wait_empty(name: str, read: Callable[[], Any], leader: Callable[[], str], limit_s: float | None) -> Any:
     """Read until nothing is in flight, and tell each change. Raises NotInTime; it stays draining then.
 
-    A scheduler that is away for a while is waited for: it may be the one that moves.
+    A scheduler that is away for a while is waited for: it may be the one that moves. One that leads anew knows what is
+    in flight when the data planes are back.
     """
-    started, told = time.monotonic(), None
+    started, told, before, doubtful_until = time.monotonic(), None, None, 0.0
     while True:
+        now = time.monotonic()
         try:
+            leads = leader()
             message = read()
+            leads = leads if leader() == leads else ""
         except Unreachable as error:
-            message, left = None, error.message
+            leads, message, left = "", None, error.message
         else:
             left = f"{message.inflight} in flight"
-        if message is not None and not message.inflight:
-            return message
+            if not leads:
+                left = _NOT_THE_LEADER
+        if not leads or before not in (None, leads):
+            doubtful_until = now + _RETURN_S
+        before = leads
+        if message is not None and leads and not message.inflight:
+            if now >= doubtful_until:
+                return message
+            left = "the scheduler leads anew; data planes tell it what they hold"
         if left != told:
             told = left
             sys.stderr.write(f"{name}: {left}\n")

@@ -225,6 +225,11 @@ class Scheduler:
         """Does it lead, or still follow what it led? Ask anew after every wait."""
         return self.leadership.leads() or self._follows
 
+    @property
+    def is_settled(self) -> bool:
+        """Have agents had the time to come back since it started?"""
+        return self.clock() >= self.dispatcher.settled_at
+
     async def opened(self) -> None:
         """Wait while it takes over. Raises Standby where another leads."""
         if not self.serves:

@@ -13,6 +13,7 @@ import os
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -31,6 +32,7 @@ log = structlog.get_logger()
 
 FIRST_ADMIN: Final = "admin"
 """The credential that a scheduler makes for itself where there is no admin."""
+_PARTIAL: Final = ".partial"
 _SHORTEST_TOKEN: Final = 16
 _LONGEST_TOKEN: Final = 512
 
@@ -166,27 +168,40 @@ async def create_first_admin(store: DesiredStore, file: Path) -> None:
     """Make an admin's credential where there is none, and write its token into `file`, for its owner alone to read.
 
     Nobody else ever sees the token: it is not logged, and the store keeps its hash. Where the file cannot be written,
-    nothing is made, and the log says so. Raises StoreDown.
+    nothing is made, and the log says so. Where it is cut off in between, the next start finds the token. Raises
+    StoreDown.
     """
-    if any(credential.role is Role.ADMIN for credential in (await store.load()).credentials.values()):
+    held = (await store.load()).credentials
+    if any(credential.role is Role.ADMIN for credential in held.values()):
+        _finish(file, held.get(FIRST_ADMIN))
         return
     token = new_token()
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    partial = file.with_name(f"{file.name}.{os.getpid()}{_PARTIAL}")
     try:
         _write_secret(partial, token)
     except OSError as error:
         log.error("first_admin_not_created", file=str(file), problem=error.strerror)
         return
+    credential = Credential(FIRST_ADMIN, Role.ADMIN, token_sha256(token))
     try:
-        credential = Credential(FIRST_ADMIN, Role.ADMIN, token_sha256(token))
         await store.create(credential, Write(principal="scheduler", method="Bootstrap"))
     except DuplicateName as error:  # another scheduler was faster, or something else has its name
+        partial.unlink(missing_ok=True)
         log.warning("first_admin_not_created", file=str(file), problem=error.message)
     else:
-        partial.rename(file)
-        log.warning("first_admin_created", credential=FIRST_ADMIN, token_in=str(file))
-    finally:
-        partial.unlink(missing_ok=True)
+        _finish(file, credential)
+
+
+def _finish(file: Path, credential: Credential | None) -> None:
+    """Give the file with this credential's token its name, also if an earlier start could not; others count no more."""
+    for partial in file.parent.glob(f"{file.name}.*{_PARTIAL}"):
+        with suppress(OSError, UnicodeDecodeError):
+            token = partial.read_text(encoding="ascii").strip()
+            if credential is not None and token_sha256(token) == credential.token_sha256:
+                partial.rename(file)
+                log.warning("first_admin_created", credential=FIRST_ADMIN, token_in=str(file))
+            else:
+                partial.unlink()
 
 
 def _write_secret(file: Path, secret: str) -> None:

@@ -178,6 +178,7 @@ class Core:
             if before.get(slot) != after.get(slot):
                 self.kv.forget(slot)  # its unsalted blocks may be those of the domain that it served before
         self.intake.set_desired(effective)
+        self.dispatcher.recheck_holds(self.intake.problem, self.clock())
         for strategy, problem in self.registry.set_desired(effective):
             log.error("strategy_not_built", strategy=strategy, problem=problem)
         self.dispatcher.wake()

@@ -46,5 +46,7 @@ class UsageLog:
             if self._sent is None:
                 self._count += 1
                 self._sent, self._rows = _Batch(f"{self._prefix}{self._count}", list(self._rows.values())), {}
-            await store.record_usage(self._sent.rows, self._sent.id)
-            self._sent = None
+            sent = self._sent
+            await store.record_usage(sent.rows, sent.id)
+            if self._sent is sent:  # another flush at the same time may be on its way with the next already
+                self._sent = None

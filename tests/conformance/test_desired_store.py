@@ -254,6 +254,19 @@ async def test_a_dedicated_group_has_one_tenant(store: PostgresStore, second: Bi
             await store.update(Binding("acme", "gold", BindingMode.DEDICATED), write())
 
 
+async def test_no_admin_gains_every_tenant_by_losing_its_own(store: PostgresStore) -> None:
+    await store.create(Tenant("acme"), write())
+    bound = Credential("bound", Role.ADMIN, HASH, tenants=("acme",))
+    await store.create(bound, write())
+    with pytest.raises(InUse, match="credentials/bound"):
+        await store.delete(Tenant, "acme", write(), force=True)
+    kept = (await store.load()).credentials["bound"]
+    assert kept.tenants == ("acme",)
+    await store.update(replace(kept, tenants=("acme", "default")), write())
+    await store.delete(Tenant, "acme", write(), force=True)
+    assert (await store.load()).credentials["bound"].tenants == ("default",)
+
+
 async def test_what_is_in_use_is_deleted_only_by_force(store: PostgresStore) -> None:
     await store.create(Tenant("acme"), write())
     await store.create(GpuGroup("gold"), write())
@@ -273,7 +286,13 @@ async def test_what_is_in_use_is_deleted_only_by_force(store: PostgresStore) -> 
     with pytest.raises(InUse):
         await store.delete(StrategyConfig, "adaptive", write(), force=True)
 
-    await store.delete(Tenant, "acme", write(), force=True)
+    await store.delete(Tenant, "acme", write("DeleteTenant"), force=True)
+    told = [(each.method, each.resource) for each in await store.audit(before_id=None, limit=4)]
+    went = ["tenants/acme", "strategyBindings/acme-random", "tenants/acme/bindings/gold", "credentials/gateway"]
+    assert told == [("DeleteTenant", name) for name in went], "all that a forced deletion changes is in the trail"
+    (changed,) = await store.audit(before_id=None, limit=1, resource="credentials/gateway")
+    assert changed.before and changed.after
+    assert (changed.before["tenants"], changed.after["tenants"]) == (["default", "acme"], ["default"])
     await store.delete(GpuGroup, "gold", write(), force=True)
     await store.delete(StrategyConfig, "prefix_match", write(), force=True)
     state = await store.load()

@@ -1,5 +1,6 @@
 """Admin on a real grpc.aio server and a real Postgres, and what its errors say."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,9 +38,11 @@ class AdminServer:
     fleet: FakeFleetView
     clock: Clock
     state: DesiredState = field(default_factory=DesiredState)
+    refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def refresh(self) -> None:
-        self.state = await self.store.load()
+        async with self.refreshing:  # as the scheduler does: what was loaded earlier must not be applied later
+            self.state = await self.store.load()
 
 
 def check_strategy(config: StrategyConfig) -> None:

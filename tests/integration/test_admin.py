@@ -417,6 +417,11 @@ async def test_nodes_and_endpoints(server: AdminServer) -> None:
     assert (await server.admin.GetEndpoint(pb.GetEndpointRequest(name=endpoint))).endpoint == drained.endpoint
     assert [e.name for e in (await server.admin.ListEndpoints(pb.ListEndpointsRequest())).endpoints] == [endpoint]
 
+    assert server.fleet.lifted == []
+    for node in ("nodes/gpu-2", "nodes/gpu-1"):
+        await server.admin.SetNodeState(pb.SetNodeStateRequest(name=node, state=pb.SCHEDULING_STATE_ACTIVE))
+    assert server.fleet.lifted == ["10.0.0.1:8000@0"], "what is ejected of the node that is uncordoned"
+
     connected = server.admin.DeleteNode(pb.DeleteNodeRequest(name="nodes/gpu-1"))
     await refused(connected, grpc.StatusCode.FAILED_PRECONDITION, "IN_USE", "name")
     for _ in range(2):

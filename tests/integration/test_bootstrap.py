@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from headway_scheduler.bootstrap import FIRST_ADMIN, create_first_admin, create_missing
 from headway_scheduler.domain.desired import Credential, Role
+from headway_scheduler.errors import StoreDown
 from headway_scheduler.store.base import Write
 from headway_scheduler.store.postgres import PostgresStore
 from structlog.testing import capture_logs
@@ -105,3 +106,25 @@ async def test_of_two_schedulers_that_start_together_one_makes_the_admin(store: 
     (written,) = [file for file in files if file.exists()]
     assert (await held(store))[FIRST_ADMIN].token_sha256 == sha256(written.read_text().strip())
     assert [left for file in files for left in file.parent.iterdir()] == [written]
+
+
+@pytest.mark.parametrize("made", [True, False])
+async def test_where_postgres_does_not_answer_the_next_start_has_the_token(
+    store: PostgresStore, tmp_path: Path, made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, file = store.create, tmp_path / "admin.token"
+
+    async def cut_off(resource: Credential, write: Write) -> Credential:
+        if made:
+            await create(resource, write)
+        raise StoreDown("it did not answer")
+
+    with monkeypatch.context() as patch, pytest.raises(StoreDown):
+        patch.setattr(store, "create", cut_off)
+        await create_first_admin(store, file)
+    (tmp_path / "admin.token.1.partial").write_text("of another start")
+    await create_first_admin(store, file)
+    admin = (await store.load()).credentials[FIRST_ADMIN]
+    assert admin.token_sha256 == sha256(file.read_text().strip())
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(file.parent.iterdir()) == [file]

@@ -263,6 +263,15 @@ class Dispatcher:
             self._tidied_at = now
             self.fair.tidy(self.holds.tenants)
 
+    def recheck_holds(self, problem: Callable[[Request], HeadwayError | None], now: float) -> None:
+        """Answer at once what may not be asked any more, since admins changed something."""
+        for hold in list(self.holds):
+            request = hold.work.request
+            refusal = problem(request)
+            if refusal is not None:
+                self._let_go(hold)
+                self._refuse(hold, self._limited(refusal, request.tenant, now), now)
+
     def refuse_holds(self, error: HeadwayError, now: float) -> None:
         """Answer every hold with `error`: the scheduler goes away."""
         for hold in self.holds:
@@ -482,12 +491,19 @@ class Dispatcher:
             raise RequestIdInUse(work.request.request_id)
         claims = live.claims if live.owner is work.owner else 0
         self.ledger.adopt(live, work.owner, now)
-        live.claims = claims + 1
+        live.claims = claims
         endpoint = self.fleet.by_slot[live.slot]
         if names_endpoint(endpoint.id, endpoint.spec.address, work.request.excluded):
             self.fleet.record_outcome(endpoint, True, now, live)
+            begun = before.retry
             self.retries.admit(before, self._retry_after(work.request, now))
-            self._elsewhere(live, before, work, now)
+            try:
+                self._elsewhere(live, before, work, now)
+            except HeadwayError:
+                if not begun:
+                    self.retries.over(before)
+                raise
+        live.claims = claims + 1
         return before.decision
 
     def _elsewhere(self, live: Reservation, before: Work, work: Work, now: float) -> None:

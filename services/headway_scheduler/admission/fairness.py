@@ -44,9 +44,11 @@ DEFAULT_WEIGHTS: Final = ServiceWeights()
 class _Counters:
     """An arena's: by tenant; `floor` is where the last request dispatched began; `open`: charges not settled yet.
 
-    `served` adds up what each got, settled, for people to see.
+    `served` adds up what each got, settled, for people to see. `number` tells them from those of an arena of the same
+    name that was there before: what was charged there is not settled here.
     """
 
+    number: int
     by_tenant: dict[str, float] = field(default_factory=dict)
     floor: float = 0.0
     open: int = 0
@@ -71,6 +73,7 @@ class FairShare:
         self.weights = weights or ServiceWeights()
         self._arenas = arenas
         self._counters: dict[str, _Counters] = {}
+        self._made = 0
 
     # What happens to a request
 
@@ -100,7 +103,7 @@ class FairShare:
         if start > counters.floor:
             counters.floor = start
         counters.open += 1
-        work.charge = Charge(arena.id, service)
+        work.charge = Charge(arena.id, counters.number, service)
 
     def settle(self, work: Work, service: float | None) -> None:
         """It ended, having got so much; 0: it failed. None: nobody said what became of it, so as expected."""
@@ -109,7 +112,7 @@ class FairShare:
             return
         work.charge = None
         counters = self._counters.get(charge.arena)
-        if counters is None:
+        if counters is None or counters.number != charge.counters:
             return
         counters.open -= 1
         tenant, got = work.request.tenant, charge.service if service is None else service
@@ -218,7 +221,8 @@ class FairShare:
     def _of(self, arena: str) -> _Counters:
         counters = self._counters.get(arena)
         if counters is None:
-            counters = self._counters[arena] = _Counters()
+            self._made += 1
+            counters = self._counters[arena] = _Counters(self._made)
         return counters
 
     def _lift(self, arena: str, tenant: str, others: Iterable[str]) -> None:

@@ -41,9 +41,10 @@ class HoldOrder(StrEnum):
 
 
 class Charge(msgspec.Struct, gc=False):
-    """What a tenant was charged for a request in an arena, before its weight."""
+    """What a tenant was charged for a request in an arena, before its weight. `counters`: their number."""
 
     arena: str
+    counters: int
     service: float
 
 

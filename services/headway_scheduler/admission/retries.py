@@ -40,7 +40,7 @@ class Retries:
             return
         if self.spent(model):
             self.refused[model] = self.refused.get(model, 0) + 1
-            message = f"{self.now[model]} retries for {model!r} are in progress already"
+            message = f"{self.now.get(model, 0)} retries for {model!r} are in progress already"
             raise RetryBudgetSpent(message, retry_after_s=retry_after_s, model=model)
         self.count(work)
 

@@ -51,13 +51,27 @@ class Quotas:
     tokens_per_minute: int = 0
     max_inflight: int = 0
 
+    def within(self, other: "Quotas") -> "Quotas":
+        """Both hold."""
+        return Quotas(
+            _least(self.requests_per_minute, other.requests_per_minute),
+            _least(self.tokens_per_minute, other.tokens_per_minute),
+            _least(self.max_inflight, other.max_inflight),
+        )
+
+
+def _least(one: int, another: int) -> int:
+    """The smaller limit, where 0 is none."""
+    return min(one, another) if one and another else one or another
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Who sends requests. `priority`: -1 best effort, 0 standard, 1 critical.
 
-    `models`, `adapters`: those it may ask for; empty: all. `model_quotas` hold within `quotas`, by the model's id.
-    `routed_percent`: how many of 100 of its requests are routed; data planes balance the others, and are watched.
+    `models`, `adapters`: those it may ask for; empty: all. `model_quotas` hold within `quotas`, by the model's id
+    or an alias. `routed_percent`: how many of 100 of its requests are routed; data planes balance the others, and are
+    watched.
     """
 
     id: str

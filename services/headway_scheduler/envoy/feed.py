@@ -60,7 +60,7 @@ class ClusterFeed:
         if not scheduler.serves:
             self._version = ()
             self._tell()
-        if not scheduler.serves or scheduler.draining or scheduler.clock() < scheduler.dispatcher.settled_at:
+        if not scheduler.serves or scheduler.draining or not scheduler.is_settled:
             return
         version = (scheduler.fleet.version, self._scheduler.addresses.version, self._weights.version)
         if version != self._version:

@@ -219,6 +219,7 @@ class Fleet:
         self._desired = DesiredState()
         self._has_dedicated = False
         self._pools: dict[tuple[str, str], Slots] = {}
+        self._adapters: frozenset[str] | None = None
         self._membership: Membership | None = None
         self._rights: dict[str, Rights] = {}
         self._candidates: dict[tuple[str, str, str], tuple[Slots, Slots]] = {}
@@ -388,6 +389,7 @@ class Fleet:
 
     def pool(self, model: str, adapter: str = "") -> Slots:
         """Slots of the endpoints that serve `model`; with an adapter, those that say they hold it, if any does."""
+        adapter = self._held(adapter)
         key = (model, adapter)
         slots = self._pools.get(key)
         if slots is None:
@@ -400,7 +402,7 @@ class Fleet:
 
     def candidates(self, tenant: str, model: str, adapter: str) -> tuple[Slots, Slots]:
         """The pool within the tenant's GPU groups: those it may always use, and those it may burst into."""
-        key = (tenant, model, adapter)
+        key = (tenant, model, adapter := self._held(adapter))
         found = self._candidates.get(key)
         if found is None:
             rights, pool = self.rights(tenant), self.pool(model, adapter)
@@ -421,7 +423,7 @@ class Fleet:
         if self._open_version != self.version:
             self._open_version = self.version
             self._open.clear()
-        key = (tenant, model, adapter)
+        key = (tenant, model, self._held(adapter))
         found = self._open.get(key)
         if found is None:
             is_open = self.columns.open
@@ -511,7 +513,14 @@ class Fleet:
     def record_outcome(
         self, endpoint: Endpoint, failed: bool, now: float, reservation: Reservation | None = None
     ) -> None:
-        """A request ended there. What keeps failing is ejected for a while, but never too much of a pool."""
+        """A request ended there. What keeps failing is ejected for a while, but never too much of a pool.
+
+        One that was placed there once fails there once, however often that is told.
+        """
+        if failed and reservation is not None:
+            if reservation.blamed:
+                return
+            reservation.blamed = True
         placed_at, name = (None, "") if reservation is None else (reservation.placed_at, reservation.id)
         verdict = self.ejections.record(
             endpoint.id, failed, now, lambda: self._spared(endpoint), placed_at=placed_at, reservation=name
@@ -740,6 +749,14 @@ class Fleet:
     def _overdue(self, node: Node, now: float) -> bool:
         return now - node.heard_at > self.config.stale_after_s
 
+    def _held(self, adapter: str) -> str:
+        """The adapter, if any endpoint says that it holds it. All others are alike, and callers name what they like."""
+        if not adapter:
+            return ""
+        if self._adapters is None:
+            self._adapters = frozenset(held for e in self.endpoints.values() for held in e.spec.adapters)
+        return adapter if adapter in self._adapters else ""
+
     def _lanes_of(self, tenant: str, model: str, adapter: str) -> tuple[Lane, ...]:
         """Open or not. The last lane has what no split holds; a split without a weight has no lane."""
         key = (tenant, model, adapter)
@@ -775,6 +792,7 @@ class Fleet:
     def _changed(self, endpoints: Iterable[Endpoint] = ()) -> None:
         self.version += 1
         self._pools.clear()
+        self._adapters = None
         self._candidates.clear()
         self._lanes.clear()
         self._rights.clear()
@@ -803,10 +821,10 @@ def described(event: DeviceEvent) -> str:
 
 
 def _who_may_use_what(desired: DesiredState) -> tuple[object, ...]:
-    """All that candidates follow from, of what admins configured."""
-    domains = {tenant.id: tenant.domain for tenant in desired.tenants.values()}
-    splits = {model.id: model.splits for model in desired.models.values() if model.splits}
-    return desired.groups, desired.bindings, domains, splits
+    """All that candidates follow from, of what admins configured, and what data planes are told beside."""
+    tenants = {tenant.id: (tenant.domain, tenant.models) for tenant in desired.tenants.values()}
+    models = {m.id: (m.splits, m.aliases) for m in desired.models.values() if m.splits or m.aliases}
+    return desired.groups, desired.bindings, tenants, models
 
 
 def _has_dedicated(desired: DesiredState) -> bool:

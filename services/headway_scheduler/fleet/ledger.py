@@ -98,7 +98,7 @@ class Reservation(msgspec.Struct, eq=False):
     """A request's place: one leg, or two when prefill and decode are apart. Times: scheduler clock, seconds.
 
     `claims` counts its owner's calls that were answered with it. `prefill_due` and `expires_at` are when time itself
-    moves it on, `placed_at` is when it got its present legs.
+    moves it on, `placed_at` is when it got its present legs; `blamed`: that it failed there is counted.
     """
 
     id: str
@@ -118,6 +118,7 @@ class Reservation(msgspec.Struct, eq=False):
     predicted_ttft_ms: float | None = None
     first_token_at: float | None = None
     placed_at: float = 0.0
+    blamed: bool = False
     prefill_due: float | None = None
     expires_at: float | None = None
     expiry_queued: float | None = None
@@ -194,6 +195,7 @@ class Ledger:
             self._subtract(leg)
         reservation.legs = legs
         reservation.first_token_at = None
+        reservation.blamed = False
         for leg in legs:
             self._add(leg)
         self._renew(reservation, now)

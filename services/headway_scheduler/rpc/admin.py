@@ -387,6 +387,10 @@ class AdminService(AdminServicer):
         state = scheduling_state(request.state, "state")
         write = write_of("SetNodeState", request)
         await self._set_state(request, state, write, lambda: self._store.set_node_state(node, state, write))
+        if state is SchedulingState.ACTIVE:
+            for endpoint in self._fleet.endpoints():
+                if endpoint.node == node:
+                    self._fleet.lift_ejection(endpoint.id)
         return pb.SetNodeStateResponse(node=self._node(request.name, state))
 
     async def DeleteNode(self, request: pb.DeleteNodeRequest, context: Context) -> pb.DeleteNodeResponse:

@@ -169,7 +169,7 @@ class RouteStreamSession:
         self._offer_view()
 
     def _offer_view(self) -> None:
-        version = (self._scheduler.fleet.version, self._scheduler.steering)
+        version = (self._scheduler.fleet.version, self._scheduler.steering, self._scheduler.is_settled)
         if self._view_version != version:
             self._view_version = version
             self._out.fail_open_view.CopyFrom(fail_open_view(self._scheduler, self._principal))

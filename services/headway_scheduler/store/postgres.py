@@ -36,6 +36,7 @@ from headway_scheduler.domain.desired import (
     DesiredState,
     GpuGroup,
     Model,
+    Role,
     StrategyBinding,
     StrategyConfig,
     StrategyRevision,
@@ -449,7 +450,8 @@ class _Step:
         _keep_defaults(before)
         if isinstance(before, Tenant):
             await self._release_credentials(before.id, force=force)
-            await self._delete_where(schema.bypasses, schema.bypasses.c.tenant == before.id)
+            bypasses = schema.bypasses
+            await self.connection.execute(delete(bypasses).where(bypasses.c.tenant == before.id))
         elif isinstance(before, GpuGroup):
             await _check_no_split(self.connection, before)
         if force:
@@ -511,31 +513,42 @@ class _Step:
     async def _remove_dependents(self, before: Resource) -> None:
         bound = schema.strategy_bindings.c
         if isinstance(before, Tenant):
-            await self._delete_where(schema.bindings, schema.bindings.c.tenant_id == before.id)
-            await self._delete_where(schema.strategy_bindings, bound.tenant_id == before.id)
+            await self._remove_each(Binding, schema.bindings.c.tenant_id == before.id)
+            await self._remove_each(StrategyBinding, bound.tenant_id == before.id)
         elif isinstance(before, GpuGroup):
-            await self._delete_where(schema.bindings, schema.bindings.c.group_id == before.id)
-            await self._delete_where(schema.strategy_bindings, bound.group_id == before.id)
+            await self._remove_each(Binding, schema.bindings.c.group_id == before.id)
+            await self._remove_each(StrategyBinding, bound.group_id == before.id)
         elif isinstance(before, StrategyConfig):
             # The default binding stays, so deleting the strategy it names is refused by the foreign key.
             scoped = or_(bound.tenant_id.is_not(None), bound.model_id.is_not(None), bound.group_id.is_not(None))
-            await self._delete_where(
-                schema.strategy_bindings, and_(bound.strategy_id == before.id, or_(bound.shadow, scoped))
-            )
+            await self._remove_each(StrategyBinding, and_(bound.strategy_id == before.id, or_(bound.shadow, scoped)))
 
-    async def _delete_where(self, table: Table, where: ColumnElement[bool]) -> None:
-        await self.connection.execute(delete(table).where(where))
+    async def _remove_each(self, kind: type[Resource], where: ColumnElement[bool]) -> None:
+        """Delete what hangs on the resource, each with an entry of its own in the audit trail."""
+        shape = SHAPES[kind]
+        for row in await _all(self.connection, select(shape.table).where(where).order_by(*shape.keys)):
+            removed = shape.read(row)
+            await self.record(name_of(removed), audit_document(removed), None)
+        await self.connection.execute(delete(shape.table).where(where))
 
     async def _release_credentials(self, tenant: str, *, force: bool) -> None:
         table = schema.credentials
         names_it = table.c.tenants.contains([tenant])
-        user = (await self.connection.execute(select(table.c.id).where(names_it).limit(1))).scalar_one_or_none()
-        if user is None:
-            return
-        if not force:
+        # An admin that is bound to no tenant may name any: one that loses its last would gain all of them.
+        widened = and_(table.c.role == Role.ADMIN.value, table.c.tenants == [tenant])
+        keeps = widened if force else names_it
+        user = (await self.connection.execute(select(table.c.id).where(keeps).limit(1))).scalar_one_or_none()
+        if user is not None:
             raise InUse(resource_name(Tenant, tenant), resource_name(Credential, user))
+        shape = SHAPES[Credential]
+        naming = [
+            shape.read(row) for row in await _all(self.connection, select(table).where(names_it).order_by(table.c.id))
+        ]
         values = {"tenants": func.array_remove(table.c.tenants, tenant)} | self._stamps()
-        await self.connection.execute(update(table).where(names_it).values(values))
+        for before in naming:
+            changed = update(table).where(table.c.id == key_of(before)).values(values).returning(table)
+            after = shape.read((await self.connection.execute(changed)).one())
+            await self.record(name_of(after), audit_document(before), audit_document(after))
 
 
 async def _load(connection: AsyncConnection) -> DesiredState:

@@ -51,7 +51,7 @@ def test_export_apply_diff_is_a_round_trip_and_carries_to_another_scheduler(
     order = [document["kind"] for document in documents]
     assert order == sorted(
         order,
-        key=["Model", "GpuGroup", "Tenant", "Binding", "Strategy", "StrategyBinding", "Credential"].index,
+        key=["GpuGroup", "Model", "Tenant", "Binding", "Strategy", "StrategyBinding", "Credential"].index,
     )
 
 
@@ -196,7 +196,7 @@ def test_every_problem_of_a_file_is_told_and_nothing_is_applied(headway, write):
     assert (
         f"error: INVALID_FILE: {file}:6: document 2 (Tenant b): weight: must be a finite number, not 'heavy'\n" in said
     )
-    assert f"{file}:8: document 3 (Tenent c): kind: 'Tenent' is none of Model, GpuGroup, Tenant" in said
+    assert f"{file}:8: document 3 (Tenent c): kind: 'Tenent' is none of GpuGroup, Model, Tenant" in said
     problems = json.loads(headway.error("apply", "-f", file, "-o", "json"))["error"]["problems"]
     assert [problem["field"] for problem in problems] == ["weight", "kind"]
     assert len(headway.json("tenants", "list")) == 1

@@ -13,6 +13,7 @@ import pytest
 import yaml
 from fakes.headway import connected_agent
 from headway_scheduler.domain.usage import Usage
+from headway_scheduler.leadership import Standing
 from headway_scheduler.store.postgres import PostgresStore
 
 PAGE = Path(__file__).parents[3] / "docs" / "tenants.md"
@@ -76,7 +77,6 @@ def test_what_is_wrong_is_named(headway, arguments, said, code):
 def test_a_file_of_it_is_applied_and_exported_and_then_nothing_differs(headway, tmp_path):
     file = tmp_path / "fleet.yaml"
     file.write_text(LLAMA)
-    headway.run("groups", "create", "gold", "selector.tier=gold")
     headway.run("apply", "-f", str(file))
     assert headway.text("diff", "-f", str(file)) == ""
     exported = headway.text("export")
@@ -84,6 +84,8 @@ def test_a_file_of_it_is_applied_and_exported_and_then_nothing_differs(headway, 
     assert headway.text("diff", "-f", str(file)) == ""
     (model,) = [each for each in yaml.safe_load_all(exported) if each.get("kind") == "Model"]
     assert list(model["splits"]) == ["canary", "stable"]
+    file.write_text("kind: Model\nname: other\n---\nkind: GpuGroup\nname: other\n")
+    assert "gpuGroups/gold deleted" in headway.text("apply", "-f", str(file), "--prune")
     file.write_text("kind: Model\nname: llama\nsplits: {a: 5}\n")
     assert "splits.a: must be a mapping, not 5" in headway.error("apply", "-f", str(file))
 
@@ -125,6 +127,12 @@ class TestDrain:
         assert "error: NOT_EMPTY: " in said
         assert "1 in flight after 0 s; it goes on draining" in said
         assert headway.json("endpoints", "get", endpoint)["state"] == "draining"
+
+    def test_one_that_does_not_lead_never_says_that_it_is_empty(self, headway, scheduler, fleet, monkeypatch):
+        monkeypatch.setattr(scheduler.scheduler.leadership, "standing", Standing.STANDBY)
+        assert "empty" not in headway.text("nodes", "drain", "gpu-7")
+        said = headway.error("nodes", "drain", "gpu-7", "--wait", "--deadline", "100ms", code=4)
+        assert "does not lead, and what is in flight only the leader knows" in said
 
     def test_a_disruption_budget_refuses_it_unless_forced(self, headway, scheduler):
         headway.run("models", "create", "llama", "disruption_budget.min_available=2")

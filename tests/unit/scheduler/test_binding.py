@@ -1,15 +1,20 @@
 """Binding modes, their order, splits of a model, and what a tenant may ask for."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 from fakes.rig import MODEL, Rig, desired_state, spec
+from headway.routing.v1 import routing_pb2 as pb
+from headway_client.failopen import FailOpenRouter
+from headway_scheduler.admission.intake import Intake
 from headway_scheduler.domain.desired import Binding, BindingMode, GpuGroup, Model, Principal, Role, Split, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.report import ReportStatus
 from headway_scheduler.domain.request import Subset
 from headway_scheduler.errors import AdapterNotAllowed, AllUnhealthy, ModelNotAllowed, NoEndpoints, Saturated
+from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.fail_open import fail_open_view
 
@@ -318,6 +323,66 @@ def test_without_a_scheduler_a_tenant_has_only_its_models():
         ("n",): ["b"],
         (MODEL, "n", "alias"): ["default"],
     }
+
+
+@pytest.mark.parametrize(("ready", "served"), [(True, False), (False, True)])
+def test_without_a_scheduler_nobody_goes_where_admins_drain_but_where_all_are_ill(ready, served):
+    rig = Rig()
+    rig.connect("n", spec(1), spec(2))
+    principal, alone = Principal("p", Role.ROUTER), FailOpenRouter(random.Random(1))
+    alone.update(fail_open_view(rig.scheduler, principal))
+    rig.connect("n", spec(1), spec(2, ready=ready))
+    states = {spec(1).id: SchedulingState.DRAINING}
+    rig.desire(endpoint_states=states if not ready else states | {spec(2).id: SchedulingState.CORDONED})
+    alone.update(fail_open_view(rig.scheduler, principal))
+    assert (alone.choose(pb.RouteRequest(tenant="default", model=MODEL), "1") is not None) is served
+
+
+def test_what_data_planes_are_told_costs_by_tenants_and_endpoints_not_by_their_product(monkeypatch):
+    tenants = [Tenant(f"t{number}") for number in range(20)]
+    rig = Rig(desired_state(tenants=tenants, bindings=[Binding(each.id, "all") for each in tenants]))
+    rig.endpoints(20)
+    asked, rights, allows = Counter(), rig.fleet.rights, rig.scheduler.intake.allows
+    monkeypatch.setattr(Fleet, "rights", lambda _, tenant: (asked.update(["rights"]), rights(tenant))[1])
+    monkeypatch.setattr(Intake, "allows", lambda _, *who: (asked.update(["allows"]), allows(*who))[1])
+    view = fail_open_view(rig.scheduler, Principal("p", Role.ROUTER))
+    assert [len(entry.tenants) for entry in view.endpoints] == [21] * 20
+    assert asked == {"rights": 21, "allows": 21}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tenants": {"default": Tenant("default"), "a": Tenant("a", models=("other",))}},
+        {"models": {MODEL: Model(MODEL, aliases=("alias", "another"))}},
+    ],
+)
+def test_data_planes_are_told_anew_when_a_tenants_models_change(change):
+    rig = Rig(desired_state(tenants=[Tenant("a")], bindings=[Binding("a", "all")]))
+    rig.endpoints(1)
+    before = rig.fleet.version
+    rig.desire()
+    assert rig.fleet.version == before
+    rig.desire(**change)
+    assert rig.fleet.version > before
+
+
+def test_without_a_scheduler_a_tenant_that_has_lost_its_last_endpoint_goes_nowhere():
+    rig = Rig(desired_state(tenants=[Tenant("a")], bindings=[Binding("a", "all")]))
+    rig.endpoints(1)
+    principal, alone = Principal("p", Role.ROUTER, tenants=("a",)), FailOpenRouter(random.Random(1))
+    asked = pb.RouteRequest(tenant="a", model=MODEL)
+    alone.update(fail_open_view(rig.scheduler, principal))
+    assert alone.choose(asked, "1") is not None
+    rig.desire(bindings=())
+    alone.update(fail_open_view(rig.scheduler, principal))
+    assert alone.choose(asked, "2") is None
+    rig.scheduler.dispatcher.settled_at = rig.clock.now + 1
+    rig.desire(bindings=[Binding("a", "all")])
+    alone.update(fail_open_view(rig.scheduler, principal))
+    rig.desire(bindings=())
+    alone.update(fail_open_view(rig.scheduler, principal))
+    assert alone.choose(asked, "3") is not None, "one that just started knows not all that there is"
 
 
 def test_the_lane_of_an_unhealthy_pool_says_so():

@@ -6,7 +6,7 @@ from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Binding, GpuGroup, Tenant
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.report import Outcome
-from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, RetryBudgetSpent
+from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, RetryBudgetSpent, Saturated
 from headway_scheduler.fleet.health import Phase, Reason
 
 FAULT, SUCCESS = Outcome.SERVER_ERROR, Outcome.SUCCESS
@@ -356,6 +356,64 @@ class TestRetryBudget:
             rig.submit(rig.request(excluded=frozenset({"10.0.0.1"}), max_wait_s=0.0))
         assert saturated.value.reason == "SATURATED"
         assert rig.scheduler.dispatcher.retries.now == {}
+
+    def test_where_none_may_be_the_first_is_refused(self):
+        rig = rig_of(retry_percent=0, retry_min=0)
+        with pytest.raises(RetryBudgetSpent):
+            rig.route(excluded=frozenset({"10.0.0.1"}))
+
+    def test_a_retry_that_found_no_room_is_none_in_progress(self):
+        rig = Rig(desired_state("gpu_aware"), retry_percent=0, retry_min=1)
+        rig.endpoints(2)
+        first = rig.route("a")
+        rig.full(1, 2)
+        with pytest.raises(Saturated):
+            rig.route("a", excluded=frozenset({first.endpoint.spec.address}))
+        assert rig.scheduler.dispatcher.retries.now == {}
+
+
+class TestOneFault:
+    """A failed request is one fault of its endpoint, however often its data plane asks where else to go."""
+
+    @pytest.mark.parametrize(
+        ("budget", "refusal"), [({"retry_min": 0, "retry_percent": 0}, RetryBudgetSpent), ({}, Saturated)]
+    )
+    def test_whose_retry_is_refused(self, budget, refusal):
+        rig = Rig(desired_state("gpu_aware"), slow_start_s=0, **budget)
+        rig.endpoints(4)
+        first = rig.route("a")
+        failing = int(rig.where(first))
+        rig.full(*({1, 2, 3, 4} - {failing}))
+        for _ in range(10):
+            with pytest.raises(refusal):
+                rig.route("a", excluded=frozenset({first.endpoint.spec.address}))
+        rig.finish(first, FAULT)
+        assert guards(rig, failing) == []
+        endpoint = rig.fleet.by_slot[rig.slot(failing)]
+        for _ in range(3):
+            rig.fleet.record_outcome(endpoint, True, rig.clock.now)
+        assert guards(rig, failing) == []
+        rig.fleet.record_outcome(endpoint, True, rig.clock.now)
+        assert guards(rig, failing) == ["ejected"]
+
+    def test_and_one_where_it_went(self):
+        rig = rig_of(eject_failures=2)
+        first = rig.route("a")
+        second = rig.route("a", excluded=frozenset({first.endpoint.spec.address}))
+        rig.finish(second, FAULT)
+        serve(rig, int(rig.where(second)), FAULT)
+        assert guards(rig, int(rig.where(second))) == ["ejected"]
+        assert guards(rig, int(rig.where(first))) == []
+
+    def test_a_call_that_was_refused_has_no_part_in_the_place(self):
+        rig = Rig(desired_state("gpu_aware"))
+        rig.endpoints(2)
+        first = rig.route("a")
+        rig.full(1, 2)
+        with pytest.raises(Saturated):
+            rig.route("a", excluded=frozenset({first.endpoint.spec.address}))
+        rig.dispatcher.give_back(first.reservation_id, rig.owner, rig.clock.now)
+        assert rig.is_empty()
 
 
 class TestLoadedOrIll:

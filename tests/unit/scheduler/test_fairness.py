@@ -233,6 +233,24 @@ class TestIdleness:
         assert not contest.waiting("a")
         assert isinstance(contest.send("a", 4000).outcome, Decision)
 
+    def test_a_charge_of_before_a_rebinding_is_not_settled_on_the_counters_after_it(self):
+        both = (Binding("a", "all"), Binding("b", "all"))
+        rig = Rig(desired_state("adaptive", tenants=[Tenant("a"), Tenant("b")], bindings=both))
+        rig.endpoints(1)
+        old = rig.route(tenant="a")
+        rig.desire(bindings=both[:1])
+        rig.pass_time(2)
+        rig.desire(bindings=both)
+        new = [rig.route(tenant=tenant) for tenant in "ab"]
+        rig.finish(old, outcome=Outcome.SERVER_ERROR)
+        assert {share.ahead for share in rig.dispatcher.fair.shares()} == {0.0}, "a was not charged for it here"
+        rig.finish(new.pop())
+        rig.pass_time(2)
+        assert len(rig.dispatcher.fair) == 2, "one of a's is in flight"
+        rig.finish(new.pop())
+        rig.pass_time(2)
+        assert len(rig.dispatcher.fair) == 0
+
     def test_counters_that_say_nothing_are_forgotten(self):
         names = {f"t{number}": 1.0 for number in range(200)}
         contest = Contest(names)

@@ -570,6 +570,17 @@ def test_what_admins_change_is_as_if_it_had_always_been_so(states):
             assert rig.fleet.serving_only(domain) == fresh.fleet.serving_only(domain)
 
 
+def test_adapters_that_nobody_holds_are_one():
+    rig = Rig()
+    rig.connect("n", spec(1, adapters=("l",)), spec(2))
+    for number in range(50):
+        rig.finish(rig.route(adapter=f"made-up-{number}"))
+    fleet = rig.fleet
+    assert fleet.open_lanes("default", "m", "made-up-1") is fleet.open_lanes("default", "m", "")
+    assert max(map(len, (fleet._pools, fleet._candidates, fleet._lanes, fleet._open))) == 1
+    assert rig.where(rig.route(adapter="l")) == "1"
+
+
 def test_a_write_that_concerns_no_endpoint_makes_no_candidates_anew():
     rig = Rig()
     rig.endpoints(3)

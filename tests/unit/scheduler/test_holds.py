@@ -33,6 +33,29 @@ def test_held_and_dispatched_when_there_is_room(rig):
     assert rig.is_empty()
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tenants": {"default": Tenant("default")}, "bindings": (Binding("default", "all"),)}, "UNKNOWN_TENANT"),
+        ({"tenants": {"default": Tenant("default"), "a": Tenant("a", models=("other",))}}, "MODEL_NOT_ALLOWED"),
+        ({"tenants": {"default": Tenant("default"), "a": Tenant("a", adapters=("sql",))}}, "ADAPTER_NOT_ALLOWED"),
+    ],
+)
+def test_what_may_not_be_asked_any_more_is_refused_at_once(change, reason):
+    rig = Rig(desired_state("gpu_aware", tenants=[Tenant("a")], bindings=[Binding("a", "all")]))
+    rig.connect("n", spec(1, adapters=("sql", "poetry")))
+    rig.full(1)
+    _, answers = rig.hold("r", tenant="a", adapter="poetry")
+    _, others = rig.hold("r", adapter="poetry")
+    rig.desire()
+    assert answers == []
+    rig.desire(**change)
+    assert [answer.reason for answer in answers] == [reason]
+    assert others == []
+    assert rig.dispatcher.holds.tenants == {"default": 1}
+    assert rig.dispatcher.quotas.inflight("a") == 0
+
+
 def test_room_wakes_the_pass(rig):
     rig.full(2)
     decision = rig.route()

@@ -81,6 +81,26 @@ class TestByModel:
         with pytest.raises(TenantInflight):
             rig.route(tenant="a")
 
+    def test_an_alias_names_the_model_as_well_and_all_limits_of_its_names_hold(self):
+        rig = rig_of(
+            m=Quotas(requests_per_minute=9, max_inflight=2),
+            small=Quotas(requests_per_minute=3, tokens_per_minute=10**6),
+        )
+        rig.route(tenant="a", model="n")
+        rig.route(tenant="a")
+        assert rig.dispatcher.quotas.standing("a", rig.clock.now) is None, "not of the tenant in all"
+        rig.desire(models={"n": Model("n"), MODEL: Model(MODEL, aliases=("small",))})
+        rig.route(tenant="a")
+        with pytest.raises(TenantInflight):
+            rig.route(tenant="a")
+        held = rig.scheduler.intake.desired.tenants["a"].model_quotas
+        assert held == {MODEL: Quotas(3, 10**6, 2)}
+        rig.desire(models={MODEL: Model(MODEL), "n": Model("n", aliases=("small",))})
+        for _ in range(3):
+            rig.route(tenant="a", model="n")
+        with pytest.raises(TenantRequests):
+            rig.route(tenant="a", model="n")
+
     def test_they_go_over_to_another_scheduler(self):
         tenant = Tenant("a", model_quotas={"x/y.z": Quotas(requests_per_minute=1)})
         before, after = QuotaBook(), QuotaBook()
