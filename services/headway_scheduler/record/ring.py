@@ -113,11 +113,18 @@ class Record:
         return found
 
     def find(self, name: str, wanted: Filter = EVERYTHING) -> Entry | None:
-        """The newest with this request id or reservation id."""
+        """The newest with this reservation id or request id, or of the request whose attempts it names: `ID/…`."""
+        if not name:
+            return None
+        first = None
+        attempts = f"{name}/"
         for entry in self._newest_first():
-            if name in (entry.request.request_id, entry.reservation_id) and wanted.takes(entry):
+            request_id = entry.request.request_id
+            if name in (request_id, entry.reservation_id) and wanted.takes(entry):
                 return entry
-        return None
+            if first is None and request_id.startswith(attempts) and wanted.takes(entry):
+                first = entry
+        return first
 
     # Inside
 

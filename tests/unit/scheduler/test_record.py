@@ -258,6 +258,30 @@ class TestFilters:
                 decisions.get(pb.GetDecisionRequest(id=name), ADMIN)
 
 
+class TestFinding:
+    def test_by_the_id_that_its_user_was_given(self):
+        rig = rig_of()
+        rig.route("mine/0a1b")
+        retry = rig.route("mine/2c3d")
+        rig.route("mine-too/4e5f")
+        found = rig.scheduler.record.find("mine")
+        assert found.reservation_id == retry.reservation_id, "the newest attempt"
+        assert rig.scheduler.record.find("min") is None
+        assert rig.scheduler.record.find("mine/") is None
+        assert rig.scheduler.record.find("mine", Filter(tenant="another")) is None
+
+    def test_an_id_that_is_one_exactly_comes_first(self):
+        rig = rig_of()
+        exact = rig.route("mine")
+        rig.route("mine/0a1b")
+        assert rig.scheduler.record.find("mine").reservation_id == exact.reservation_id
+
+    def test_nothing_by_no_id(self):
+        rig = rig_of()
+        rig.route("r1")
+        assert rig.scheduler.record.find("") is None
+
+
 class TestWatch:
     def watch(self, rig, **wanted):
         from headway_scheduler.rpc.decisions import _Watch
