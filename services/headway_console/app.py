@@ -232,8 +232,11 @@ async def _form(request: web.Request) -> "dict[str, str]":
     """A form's fields, the last of each name. Raises ForeignOrigin for what no form of ours sends."""
     if request.content_type != "application/x-www-form-urlencoded" or (request.content_length or 0) > _LARGEST_FORM:
         raise ForeignOrigin("this is no form of the console")
-    async with asyncio.timeout(_FORM_S):
-        fields = await request.post()
+    try:
+        async with asyncio.timeout(_FORM_S):
+            fields = await request.post()
+    except (LookupError, ValueError, TimeoutError):  # an unknown charset, or bytes that it does not have
+        raise ForeignOrigin("this is no form of the console") from None
     return {name: value for name, value in fields.items() if isinstance(value, str)}
 
 

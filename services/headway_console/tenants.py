@@ -229,8 +229,8 @@ def _tokens(usage: Usage) -> int:
 
 def _whole(form: Mapping[str, str], field: str) -> int:
     text = form.get(field, "").strip() or "0"
-    if not (text.isascii() and text.isdecimal() and int(text) < 2**32):
-        raise InvalidField(f"tenant.quotas.{field}", f"{text!r} is no whole number from 0 on")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 2**32):
+        raise InvalidField(f"tenant.quotas.{field}", f"{text[:20]!r} is no whole number from 0 to {2**32 - 1}")
     return int(text)
 
 

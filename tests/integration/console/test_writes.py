@@ -111,7 +111,12 @@ async def test_quotas_are_raised_and_hold(database_url):
         assert "hold from the next request on" in answer.page
         tenant = served.scheduler.desired.tenants["default"]
         assert (tenant.quotas.requests_per_minute, tenant.quotas.tokens_per_minute, tenant.weight) == (60, 100_000, 2.0)
-        for wrong in ({"requests_per_minute": "-1"}, {"tokens_per_minute": "lots"}, {"weight": "heavy"}):
+        for wrong in (
+            {"requests_per_minute": "-1"},
+            {"requests_per_minute": "9" * 5000},
+            {"tokens_per_minute": "lots"},
+            {"weight": "heavy"},
+        ):
             answer = await browser.post("/console/tenants/default/quotas", **({"weight": "2"} | limits | wrong))
             assert answer.status == 400, wrong
         assert served.scheduler.desired.tenants["default"] == tenant

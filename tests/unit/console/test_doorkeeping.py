@@ -169,6 +169,20 @@ async def test_no_form_but_a_forms_own_type_and_size():
         assert (await browser.post("/console/fleet/state", name="n" * 100_000)).status == 403
 
 
+@pytest.mark.parametrize(
+    ("charset", "body"), [("utf-8", b"token=\xff\xfe"), ("no-such-charset", b"token=x"), ("ascii", b"token=\xe4")]
+)
+@pytest.mark.parametrize("path", ["/console/sign-in", "/console/fleet/state"])
+async def test_a_form_that_cannot_be_read_is_refused_and_no_fault(path, charset, body):
+    async with console_of(await required()) as (_, browser):
+        if path != "/console/sign-in":
+            await browser.sign_in(TOKENS[Role.ADMIN])
+        headers = {"Content-Type": f"application/x-www-form-urlencoded; charset={charset}"}
+        async with browser.session.post(browser.url + path, data=body, headers=headers) as answer:
+            assert answer.status == 403
+            assert "FOREIGN_ORIGIN" in await answer.text()
+
+
 async def test_a_viewer_sees_and_does_not_change():
     async with console_of(await required()) as (_, browser):
         await browser.sign_in(TOKENS[Role.VIEWER])
