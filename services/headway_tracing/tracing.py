@@ -1,7 +1,11 @@
 """Spans, batched and sent by a thread of their own."""
 
+import logging
+import threading
 from collections.abc import Mapping
+from typing import Final
 
+import structlog
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -17,15 +21,38 @@ __all__ = ["Tracing"]
 _KINDS = {Kind.SERVER: SpanKind.SERVER, Kind.CLIENT: SpanKind.CLIENT, Kind.INTERNAL: SpanKind.INTERNAL}
 Value = str | int | float | bool
 _W3C = TraceContextTextMapPropagator()
+_PATIENCE_S: Final = 2.0
+
+log = structlog.get_logger()
+
+
+class _Said(logging.Handler):
+    """What OpenTelemetry says of itself, as lines of our own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one."""
+        log.log(record.levelno, "tracing", said=record.getMessage())
+
+
+_SAID: Final = _Said(logging.WARNING)
 
 
 class Tracing:
     """One process's tracer. No global of OpenTelemetry's is set: several may live in one process."""
 
-    def __init__(self, exporter: SpanExporter, service: str, share: float) -> None:
-        """`service` names the process; `share` of the traces that begin here are sampled."""
+    def __init__(self, exporter: SpanExporter, service: str, share: float, patience_s: float = _PATIENCE_S) -> None:
+        """`service` names the process; `share` of the traces that begin here are sampled.
+
+        `patience_s`: how long `close` waits for a collector.
+        """
+        self._exporter, self._patience_s = exporter, patience_s
+        said = logging.getLogger("opentelemetry")
+        said.addHandler(_SAID)
+        said.propagate = False  # else Python writes plain lines among those of JSON
         self._provider = TracerProvider(
-            resource=Resource.create({"service.name": service}), sampler=ParentBased(TraceIdRatioBased(share))
+            resource=Resource.create({"service.name": service}),
+            sampler=ParentBased(TraceIdRatioBased(share)),
+            shutdown_on_exit=False,  # it would wait for the collector once more
         )
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("headway")
@@ -54,5 +81,10 @@ class Tracing:
         self._provider.force_flush()
 
     def close(self) -> None:
-        """Send what waits and end the thread. Blocks."""
-        self._provider.shutdown()
+        """Send what waits and end the thread. Blocks, but not for a collector that does not answer: spans are lost."""
+        closing = threading.Thread(target=self._provider.shutdown, name="headway-tracing-close", daemon=True)
+        closing.start()
+        closing.join(self._patience_s)
+        if closing.is_alive():
+            log.warning("spans_lost", reason=f"the collector did not answer within {self._patience_s:g} s")
+            self._exporter.shutdown()
