@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 import uvloop
+from headway_tracing.library_logs import adopt_library_logs
 
 from headway_gateway.app import serve
 from headway_gateway.config import ConfigError, load_settings
@@ -25,6 +26,7 @@ def main() -> None:
     trace, line = structlog.processors.format_exc_info, structlog.processors.JSONRenderer()
     bound = structlog.contextvars.merge_contextvars
     structlog.configure([bound, level, stamp, trace, line], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    adopt_library_logs()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(serve(settings))

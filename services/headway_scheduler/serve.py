@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 from headway_console.app import Console
+from headway_tracing.library_logs import adopt_library_logs
 from sqlalchemy.exc import SQLAlchemyError
 
 from headway_scheduler.app import Scheduler
@@ -44,6 +45,7 @@ def configure_logging(level: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
+    adopt_library_logs()
 
 
 class StartError(Exception):

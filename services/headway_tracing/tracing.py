@@ -1,6 +1,5 @@
 """Spans, batched and sent by a thread of their own."""
 
-import logging
 import threading
 from collections.abc import Mapping
 from typing import Final
@@ -26,17 +25,6 @@ _PATIENCE_S: Final = 2.0
 log = structlog.get_logger()
 
 
-class _Said(logging.Handler):
-    """What OpenTelemetry says of itself, as lines of our own log."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write one."""
-        log.log(record.levelno, "tracing", said=record.getMessage())
-
-
-_SAID: Final = _Said(logging.WARNING)
-
-
 class Tracing:
     """One process's tracer. No global of OpenTelemetry's is set: several may live in one process."""
 
@@ -46,9 +34,6 @@ class Tracing:
         `patience_s`: how long `close` waits for a collector.
         """
         self._exporter, self._patience_s = exporter, patience_s
-        said = logging.getLogger("opentelemetry")
-        said.addHandler(_SAID)
-        said.propagate = False  # else Python writes plain lines among those of JSON
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service}),
             sampler=ParentBased(TraceIdRatioBased(share)),

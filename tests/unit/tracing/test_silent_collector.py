@@ -6,6 +6,7 @@ import time
 
 import structlog
 from headway_tracing.build import tracing_to
+from headway_tracing.library_logs import adopt_library_logs
 from headway_tracing.tracing import Tracing
 from opentelemetry.sdk.trace.export import SpanExporter
 
@@ -45,12 +46,19 @@ def test_nor_for_one_that_accepts_and_is_silent():
         assert time.monotonic() - began < 8.0
 
 
-def test_what_opentelemetry_says_is_a_line_of_our_log(capfd):
-    tracing = Tracing(Patient(), "test", 1.0)
+def test_what_a_library_says_is_a_line_of_our_log(capfd):
+    adopt_library_logs()
     with structlog.testing.capture_logs() as lines:
         logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter").warning(
             "Transient error %s", "UNAVAILABLE"
         )
-    tracing.close()
-    assert lines == [{"event": "tracing", "said": "Transient error UNAVAILABLE", "log_level": "warning"}]
-    assert "Transient" not in capfd.readouterr().err
+        try:
+            raise ValueError("what somebody sent")
+        except ValueError:
+            logging.getLogger("aiohttp.server").exception("Error handling request")
+    said = [(line["event"], line["library"], line["said"], line.get("error_type")) for line in lines]
+    assert said == [
+        ("library_said", "opentelemetry.exporter.otlp.proto.grpc.exporter", "Transient error UNAVAILABLE", None),
+        ("library_said", "aiohttp.server", "Error handling request", "ValueError"),
+    ]
+    assert capfd.readouterr().err == ""
