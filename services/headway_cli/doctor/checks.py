@@ -231,7 +231,7 @@ def _tenants(facts: Facts) -> Iterator[Finding]:
             fix = f"headway tenants update {short} quotas.max_inflight=64, if it shares GPUs with others"
             yield Finding(_INFO, "tenant_unlimited", tenant.name, "a quota of 0 is none: it has no limit", fix)
         if tenant.HasField("routed_percent") and tenant.routed_percent < 100:
-            what = f"{tenant.routed_percent} % of its requests are routed, the others are watched"
+            what = f"{tenant.routed_percent} % of its requests are routed, data planes place the others"
             fix = f"headway observe report; then headway tenants update {short} routed_percent=100"
             yield Finding(_INFO, "routed_partly", tenant.name, what, fix)
     for name in facts.status.bypassed:
