@@ -76,8 +76,8 @@ class FleetPages:
             nodes = await self._live.reading()
             values |= {"summary": self._summary(nodes), "troubles": self._troubles(nodes)}
         if wanted in ("", "endpoints"):
-            rows, found = self._rows(query)
-            values |= {"rows": rows, "found": found, "pages": -(-found // PAGE_SIZE)}
+            rows, found, current = self._rows(query)
+            values |= {"rows": rows, "found": found, "pages": -(-found // PAGE_SIZE), "current": current}
         if not wanted:
             every = self._fleet.endpoints.values()
             values |= {
@@ -206,14 +206,15 @@ class FleetPages:
                     found.setdefault(guard, []).append(endpoint)
         return found
 
-    def _rows(self, query: "dict[str, str]") -> tuple[list[EndpointRow], int]:
+    def _rows(self, query: "dict[str, str]") -> tuple[list[EndpointRow], int, int]:
+        """A page of those that `query` asks for, how many there are in all, and the page's number."""
         wanted = list(self._fleet.endpoints.values())
         if any(query.get(name) for name in ("q", "model", "state")):
             wanted = [each for each in wanted if self._matches(each, query)]
         wanted.sort(key=self._order(query.get("sort", "name")), reverse=query.get("sort", "name") != "name")
-        page = max(1, _number(query.get("page", "1")))
-        first = min((page - 1) * PAGE_SIZE, max(0, (len(wanted) - 1) // PAGE_SIZE * PAGE_SIZE))
-        return [self._row(endpoint) for endpoint in wanted[first : first + PAGE_SIZE]], len(wanted)
+        page = min(max(1, _number(query.get("page", "1"))), max(1, -(-len(wanted) // PAGE_SIZE)))
+        first = (page - 1) * PAGE_SIZE
+        return [self._row(endpoint) for endpoint in wanted[first : first + PAGE_SIZE]], len(wanted), page
 
     def _matches(self, endpoint: Endpoint, query: "dict[str, str]") -> bool:
         text, model, state = query.get("q", "").lower(), query.get("model", ""), query.get("state", "")

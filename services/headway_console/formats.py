@@ -4,6 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Final
+from urllib.parse import quote
 
 __all__ = ["FILTERS", "amount", "clock_time", "duration_ms", "duration_s", "moment", "percent", "rate"]
 
@@ -80,6 +81,12 @@ def words(value: str) -> str:
     return value.replace("_", " ")
 
 
+def decision_address(request_id: str) -> str:
+    """Where a decision is, below Traffic: in the path, or, as users choose their ids, where no path can hold it."""
+    held = request_id.isprintable() and not {"", ".", ".."} & {*request_id.split("/")}
+    return f"/{quote(request_id)}" if held else f"?id={quote(request_id, safe='')}"
+
+
 FILTERS: Final[dict[str, Callable[..., str]]] = {
     "amount": amount,
     "percent": percent,
@@ -88,6 +95,7 @@ FILTERS: Final[dict[str, Callable[..., str]]] = {
     "rate": rate,
     "moment": moment,
     "clock": clock_time,
+    "decision": decision_address,
     "naive": naive,
     "words": words,
 }

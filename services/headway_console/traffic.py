@@ -37,6 +37,8 @@ class TrafficPages:
     async def overview(self, visit: Visit) -> web.Response:
         """Rates, times, refusals, and the latest decisions."""
         query = visit.query
+        if query.get("id"):
+            return await self._one(visit, query["id"])
         every = self._log.newest(_LOOKED_AT)
         shown = [row for row in every if _wanted(row, query)]
         scheduler = self._scheduler
@@ -62,7 +64,9 @@ class TrafficPages:
 
     async def decision(self, visit: Visit) -> web.Response:
         """One decision: every candidate, its guards and cost, and what came of it."""
-        request_id = visit.request.match_info["request_id"]
+        return await self._one(visit, visit.request.match_info["request_id"])
+
+    async def _one(self, visit: Visit, request_id: str) -> web.Response:
         row = self._log.get(request_id)
         if row is None:
             raise UnknownResource(f"decisions/{request_id}")

@@ -203,6 +203,7 @@ def decision(number, time, **changes):
         for each in range(5)
     )
     parts = {
+        "request_id": f"req-{number}",
         "tenant": "default",
         "model": "llama-3.1-70b",
         "strategy": "adaptive",
@@ -215,7 +216,7 @@ def decision(number, time, **changes):
         "candidates": candidates,
         "candidates_seen": 5,
     }
-    return DecisionRow(f"req-{number}", time, **(parts | changes))
+    return DecisionRow(time=time, **(parts | changes))
 
 
 TOKENS = {role: f"hw_{role.value}-token-of-this-test" for role in Role}

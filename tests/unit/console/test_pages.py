@@ -1,6 +1,7 @@
 """Pages: what they say, to whom, and that no name becomes markup."""
 
 import re
+import time
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
@@ -205,6 +206,35 @@ async def test_decisions_are_found_by_a_part_of_their_id():
         found = re.findall(r'<a href="/console/traffic/([^"]+)"', page)
         assert sorted(found) == sorted(["req-1", *[f"req-{number}" for number in range(10, 20)]])
         assert "No decision of these" in (await browser.get("/console/traffic?q=nothing-like-it")).page
+
+
+@pytest.mark.parametrize("page", ["1000", "20", "0", "-3", "x"])
+async def test_the_page_that_is_said_is_the_page_that_is_shown(page):
+    scheduler = await rigged(desired_state())
+    fill(scheduler.fleet, 8, scheduler.clock())  # 64 endpoints: two pages
+    async with console_of(scheduler) as (_, browser):
+        wanted = "2" if page in ("1000", "20") else "1"
+        assert f"Page {wanted} of 2," in (await browser.get(f"/console/fleet?page={page}")).page
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "a/../b", "../../strategies", "//evil.example/x", "a/", "a\nb", "?id=b", "a#b", "%2e%2e", "x/1"]
+)
+async def test_a_link_leads_to_its_decision_whatever_its_user_called_it(name):
+    log = Log([decision(1, time.time(), request_id=name)])
+    async with console_of(await busy(), log) as (_, browser):
+        page = (await browser.get("/console/traffic")).page
+        (link,) = re.findall(r'<th scope="row"><a href="(/console/traffic[/?][^"]+)"', page)
+        answer = await browser.get(link)
+        assert answer.status == 200
+        assert "<h2>Candidates</h2>" in answer.page
+        assert (await browser.get("/console/traffic?id=nobody")).status == 404
+
+
+async def test_why_a_refusal_has_no_candidates():
+    log = Log([decision(1, time.time(), refused=True, candidates=())])
+    async with console_of(await busy(), log) as (_, browser):
+        assert "Of refusals no candidates are kept" in (await browser.get("/console/traffic/req-1")).page
 
 
 async def test_a_decision_shows_the_chosen_first_with_costs_and_guards():
