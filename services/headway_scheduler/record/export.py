@@ -8,6 +8,7 @@ import json
 import zlib
 from collections import deque
 from hashlib import blake2b
+from os import SEEK_END
 from pathlib import Path
 from typing import Final
 
@@ -82,7 +83,7 @@ class Export:
         self._folder.mkdir(parents=True, exist_ok=True)
         mine = self._mine()
         newest = mine[-1] if mine else None
-        if newest is None or newest.stat().st_size >= self._file_bytes:
+        if newest is None or newest.stat().st_size >= self._file_bytes or _broken_off(newest):
             number = 1 + (int(newest.stem.rpartition("-")[2]) if newest else 0)
             newest = self._folder / f"decisions-{number:06d}{_SUFFIX}"
             for oldest in mine[: max(0, len(mine) + 1 - self._files)]:
@@ -92,6 +93,15 @@ class Export:
 
     def _mine(self) -> list[Path]:
         return sorted(path for path in self._folder.glob(f"decisions-*{_SUFFIX}") if path.stem[10:].isdigit())
+
+
+def _broken_off(path: Path) -> bool:
+    """Did a writer end in the middle of a line? Nothing may be put behind that."""
+    with path.open("rb") as file:
+        if not file.seek(0, SEEK_END):
+            return False
+        file.seek(-1, SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def line_of(entry: Entry, block_tokens: float, hashes: list[int], secret: bytes) -> str:
@@ -106,7 +116,7 @@ def line_of(entry: Entry, block_tokens: float, hashes: list[int], secret: bytes)
         "tenant": request.tenant,
         "model": request.model,
         "session_id": _keyed(request.session_id.encode("utf-8", "surrogatepass"), secret) if request.session_id else "",
-        "input_length": prompt_tokens,
+        "input_length": prompt_tokens or None,
         "output_length": usage.completion_tokens,
         "cached_length": usage.cached_tokens,
         "max_tokens": request.max_tokens,

@@ -104,6 +104,8 @@ def read_lines(path: Path, lines: Iterable[str], trace_format: TraceFormat) -> I
         return
     parse = _JSON_PARSERS[trace_format]
     for number, line in enumerate(lines, 1):
+        if trace_format is TraceFormat.HEADWAY and not line.endswith("\n"):
+            return  # it is being written, or its writer ended in the middle of it
         if line.strip():
             yield parse(_decode(path, number, line))
 
@@ -167,7 +169,9 @@ def _parse_headway(row: _Row) -> TraceRequest:
         raise row.error("block_tokens", "must be positive")
     if not isinstance(tenant, str) or not tenant:
         raise row.error("tenant", "must be a name")
-    prompt = RecordedPrompt(tuple(int(each, 16) for each in blocks), block_tokens, row.count("input_length"))
+    # Nobody counted the prompt of a request that was routed without one, and was not reported: it still was one.
+    tokens = row.count("input_length") if row.fields.get("input_length") else 1
+    prompt = RecordedPrompt(tuple(int(each, 16) for each in blocks), block_tokens, tokens)
     max_tokens = row.fields.get("max_tokens")
     return TraceRequest(
         row.number("timestamp"),

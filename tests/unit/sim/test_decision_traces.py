@@ -4,7 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from fakes.rig import Rig, desired_state
 from headway_scheduler.core import Core
+from headway_scheduler.domain.report import Usage
 from headway_scheduler.metrics.counts import Counts
 from headway_scheduler.record.export import Export
 from headway_scheduler.record.recorder import observe
@@ -154,10 +156,48 @@ class TestReader:
         found = self.load(tmp_path, {}, {"output_length": 10}, {"output_length": 20})
         assert [request.output_tokens for request in found] == [15, 10, 20]
 
+    def test_a_prompt_that_nobody_counted_does_not_keep_the_others_from_being_read(self, tmp_path):
+        found = self.load(tmp_path, {}, {"input_length": None, "blocks": []}, {"input_length": 0, "blocks": []})
+        assert [request.prompt for request in found[1:]] == [RecordedPrompt((), 64.0, 1)] * 2
+
+    def test_a_line_that_is_being_written_is_left_out(self, tmp_path):
+        path = tmp_path / "decisions-000001.jsonl"
+        whole = json.dumps(LINE) + "\n"
+        path.write_text(whole + whole[:40])
+        assert len(load_trace(tmp_path)) == 1
+        path.write_text(whole + whole[:40] + "\n")
+        with pytest.raises(TraceError):
+            load_trace(tmp_path)
+
+    def test_nothing_is_put_behind_a_line_that_broke_off(self, tmp_path):
+        (tmp_path / "decisions-000001.jsonl").write_text(json.dumps(LINE) + "\n" + '{"headway":1,"ti')
+        export = Export(tmp_path, 1.0, 1 << 20, 100)
+        export.set_secret(SECRET)
+        rig = Rig(desired_state("adaptive"))
+        rig.endpoints(2)
+        rig.scheduler.recorder.sink = export
+        for name in ("r1", "r2"):
+            rig.finish(rig.route(name))
+            export.write()
+        assert [path.name[-8:] for path in sorted(tmp_path.iterdir())] == ["01.jsonl", "02.jsonl"]
+        assert len(load_trace(tmp_path)) == 3
+
+    def test_what_is_routed_without_a_prompt_can_be_replayed(self, tmp_path):
+        export = Export(tmp_path, 1.0, 1 << 20, 100)
+        export.set_secret(SECRET)
+        rig = Rig(desired_state("adaptive"))
+        rig.endpoints(2)
+        rig.scheduler.recorder.sink = export
+        rig.finish(rig.route("r1", prompt_tokens=0), usage=Usage())
+        export.write()
+        (line,) = map(json.loads, (tmp_path / "decisions-000001.jsonl").read_text().splitlines())
+        assert line["input_length"] is None, "nobody said"
+        assert len(load_trace(tmp_path)) == 1
+
     @pytest.mark.parametrize(
         ("change", "field"),
         [({"headway": 2}, "headway"), ({"blocks": ["zz"]}, "blocks"), ({"tenant": ""}, "tenant"),
-         ({"block_tokens": 0}, "block_tokens"), ({"input_length": 0}, "input_length")],
+         ({"block_tokens": 0}, "block_tokens"), ({"input_length": -1}, "input_length")],
     )  # fmt: skip
     def test_what_is_wrong_is_named(self, tmp_path, change, field):
         with pytest.raises(TraceError) as error:
