@@ -1,27 +1,18 @@
 """Tracing as configured: where spans go, how many, or none at all."""
 
 from collections.abc import Mapping
-from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headway_tracing.tracing import Tracing
 
-__all__ = ["TRACE_HEADERS", "Kind", "problem_of", "trace_context", "tracing_to"]
+__all__ = ["TRACE_HEADERS", "problem_of", "trace_context", "tracing_to"]
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 """W3C's names."""
 
 _LONGEST = 512
-
-
-class Kind(Enum):
-    """A span's part: it answers a call, makes one, or neither."""
-
-    SERVER = "server"
-    CLIENT = "client"
-    INTERNAL = "internal"
 
 
 def problem_of(endpoint: str) -> str:
