@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help venv demo up bench bench-decisions test test-system test-vllm check format protos baseline lock clean
+.PHONY: help venv demo up bench bench-decisions test test-system test-vllm docs check format protos baseline lock clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -44,19 +44,25 @@ test-vllm: venv ## Measure four real vLLM engines on this host's CPU; installs t
 	PYTHON=$(PYTHON) tools/install-vllm .venv-vllm
 	$(BIN)/headway bench vllm --python .venv-vllm/bin/python --keep build/vllm
 
-check: venv ## Check format, lint, types, import rules and protos
+docs: venv ## Build the documentation's site into build/site; a link that leads nowhere fails
+	$(BIN)/zensical build --clean --strict
+
+check: venv ## Check format, lint, types, import rules, protos and the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/protos.py check
+	$(BIN)/python tools/api_reference.py check
+	$(BIN)/zensical build --clean --strict
 
 format: venv ## Format the code and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-protos: venv ## Generate the wire code
+protos: venv ## Generate the wire code and the API's reference
 	$(BIN)/python tools/protos.py generate
+	$(BIN)/python tools/api_reference.py generate
 
 baseline: venv ## Accept today's protos as what must not break
 	$(BIN)/python tools/protos.py baseline

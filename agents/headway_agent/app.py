@@ -27,6 +27,7 @@ from headway_agent.devices.catalog import device_source
 from headway_agent.engines.base import EngineContext, EngineReader
 from headway_agent.engines.catalog import ENGINES
 from headway_agent.engines.probe import Prober
+from headway_agent.exposition import AgentMetrics, MetricsServer
 from headway_agent.inventory import NodeIdentity
 from headway_agent.kv.feeds import KvFeeds
 from headway_agent.outbox import Outbox
@@ -103,6 +104,8 @@ class Agent:
     instance_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     pace: Pace = field(init=False)
     streams: list[SchedulerStream] = field(init=False)
+    metrics: AgentMetrics = field(init=False)
+    metrics_port: int = 0
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -124,10 +127,11 @@ class Agent:
             )
             for scheduler in self.config.schedulers
         ]
+        self.metrics = AgentMetrics(self.streams)
 
     async def run(self) -> None:
         """Collect and stream until stopped, then say goodbye."""
-        async with collector_for(self.config) as collector:
+        async with self._serving_metrics(), collector_for(self.config) as collector:
             feeds = KvFeeds(
                 self.config.engines, [stream.outbox for stream in self.streams], self.config.kv_events_interval_s
             )
@@ -147,6 +151,19 @@ class Agent:
             await asyncio.gather(*(task for task in (sampling, following, *streaming) if not task.cancelled()))
         log.info("agent_stopped", node=self.config.node)
 
+    @contextlib.asynccontextmanager
+    async def _serving_metrics(self) -> AsyncIterator[None]:
+        if not self.config.metrics_listen:
+            yield
+            return
+        server = MetricsServer(self.metrics)
+        try:
+            await server.start(self.config.metrics_listen)
+            self.metrics_port = server.port
+            yield
+        finally:
+            await server.stop()
+
     def _warn_of_plain_text(self) -> None:
         """A token that crosses a network in the clear can be taken on its way."""
         far = [s for s in self.config.schedulers if not s.startswith(_LOOPBACK)]
@@ -161,7 +178,9 @@ class Agent:
         """One round each interval; a round that took longer makes no later one hurry."""
         due = self.clock()
         while not self._stopping.is_set():
-            collected = await collector.collect(self.pace.interval_s)
+            with self.metrics.round_seconds.time():
+                collected = await collector.collect(self.pace.interval_s)
+            self.metrics.latest = collected
             feeds.observe(collected.inventory)
             for stream in self.streams:
                 stream.outbox.offer(collected)

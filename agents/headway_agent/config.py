@@ -300,6 +300,8 @@ class AgentConfig(BaseSettings):
     """How often what the engines' caches gained and lost is sent."""
     health_file: Path | None = None
     """Touched after each sample while a scheduler is connected: its age tells a health check how the agent does."""
+    metrics_listen: str = Field(default="", pattern=r"^$|^.+:\d{1,5}$")
+    """`HOST:PORT` where Prometheus finds `/metrics`; empty: nowhere."""
     log_format: Literal["json", "text"] = "json"
 
     @field_validator("schedulers", mode="before")

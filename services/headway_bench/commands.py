@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from headway_bench.console import ConsoleSettings, measure_console
 from headway_bench.envoy import EnvoyBench, EnvoySettings
 from headway_bench.figures import BenchError, Json
 from headway_bench.idle_fleet import IdleSettings, measure_idle
@@ -81,15 +82,16 @@ def route(
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Requests in flight.")] = 64,
     strategy: Annotated[str, typer.Option(help="What decides.")] = "adaptive",
     auth: Annotated[bool, typer.Option(help="Ask callers for credentials.")] = True,
+    observability: Annotated[
+        bool | None, typer.Option(help="inproc: with record and metrics, or without; by default both, in turns.")
+    ] = None,
     seconds: SecondsOption = 6.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Requests routed, reported first-token and finished, beside a bare gRPC echo of the same messages."""
     if mode is Mode.INPROC:
-        found = _checked(
-            lambda: measure_inproc(InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds))
-        )
-        _print({"decide, reserve, first token, end": found}, output)
+        inproc = InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds, observability)
+        _print(_checked(lambda: measure_inproc(inproc)), output)
     else:
         settings = RouteSettings(mode.value, endpoints, prompt_bytes, concurrency, strategy, auth, seconds)
         _print(_found(measure_route(settings)), output)
@@ -156,6 +158,19 @@ def telemetry(
 ) -> None:
     """A fleet of agents on one scheduler: its cores and memory, and how long samples take to be acknowledged."""
     _print(_found(measure_telemetry(TelemetrySettings(nodes, devices, engines, hz, seconds))), output)
+
+
+@bench_app.command()
+def console(
+    nodes: NodesOption = 125,
+    devices: DevicesOption = 8,
+    rate: Annotated[float, typer.Option(min=1.0, max=100_000.0, help="Routes a second.")] = 500.0,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="With and without, in turns.")] = 3,
+    seconds: SecondsOption = 6.0,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """What an open console adds to the scheduler's CPU a request, while a fleet streams."""
+    _print(_found(measure_console(ConsoleSettings(nodes, devices, rate, rounds, seconds))), output)
 
 
 @bench_app.command()

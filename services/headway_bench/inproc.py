@@ -22,6 +22,9 @@ from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Usage
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.metrics.counts import Counts
+from headway_scheduler.record.recorder import observe
+from headway_scheduler.record.ring import Record
 from headway_scheduler.strategies.catalog import BUILT_IN
 
 from headway_bench.figures import BenchError, Json, percentile
@@ -33,7 +36,13 @@ _MODEL: Final = "m"
 _DURATION_S: Final = 1.5
 _TTFT_MS: Final = 80.0
 _OUTPUT_TOKENS: Final = 100
-_ROUNDS: Final = 5
+_TURN_S: Final = 0.05
+_FEWEST_ROUNDS: Final = 5
+_WARM_UP: Final = 0.2
+_SELDOM: Final = 10_000
+"""A host that is busy with others makes one decision in so many overrun its time budget."""
+_WITH: Final = "decide, reserve, first token, end"
+_WITHOUT: Final = "the same, unobserved"
 _SAMPLE_S: Final = 1.0
 _KV_TOKENS: Final = 141_000.0
 _BYTES_PER_TOKEN: Final = 4.0
@@ -41,13 +50,17 @@ _BYTES_PER_TOKEN: Final = 4.0
 
 @dataclass(frozen=True, slots=True)
 class InprocSettings:
-    """How it is measured. `concurrency`: requests in flight, all the time; `seconds`: of CPU, for all rounds."""
+    """How it is measured. `concurrency`: requests in flight, all the time; `seconds`: of CPU, for all rounds.
+
+    `observability`: with the record and the metrics, without them, or (None) both in turns.
+    """
 
     endpoints: int = 100
     prompt_bytes: int = 2048
     concurrency: int = 64
     strategy: str = "adaptive"
     seconds: float = 5.0
+    observability: bool | None = True
 
 
 class VirtualFleet:
@@ -137,52 +150,89 @@ class VirtualFleet:
 
 
 def measure_inproc(settings: InprocSettings) -> Json:
-    """CPU a request, the median of several rounds, and how long single ones took."""
-    fleet = VirtualFleet(settings.endpoints, settings.strategy, settings.prompt_bytes)
-    prompts = prompts_of(settings.prompt_bytes)
-    random.Random(11).shuffle(prompts)  # the same order in every run
-    running: deque[Decision] = deque(fleet.route(prompt) for prompt in prompts[: settings.concurrency])
-    step_s = _DURATION_S / settings.concurrency
-    first_after = max(1, round(settings.concurrency * _TTFT_MS / 1e3 / _DURATION_S))
-    waiting: deque[Decision] = deque()
-    for decision in running:
-        fleet.first_token(decision)
+    """CPU a request, the median of several rounds, and how long single ones took.
+
+    By name of what was measured. Both in turns, it also says what observability adds: the median over the rounds.
+    """
+    wanted = (False, True) if settings.observability is None else (settings.observability,)
+    loads = [_Load(settings, observability=each) for each in wanted]
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
-    costs, latencies, number = [], [], 0
-    for turn in range(_ROUNDS + 1):  # the first one warms up
-        count, until, spent = 0, settings.seconds / (_ROUNDS + 1), 0.0
-        while spent < until:
+    for load in loads:  # until all that is kept has its size
+        load.run(settings.seconds * _WARM_UP / len(loads))
+        load.forget()
+    for _ in range(max(_FEWEST_ROUNDS, round(settings.seconds * (1 - _WARM_UP) / _TURN_S / len(loads)))):
+        for load in loads:
+            load.run(_TURN_S)
+    found: Json = {load.name: load.found() for load in loads}
+    if len(loads) == 2:
+        off, on = loads
+        added = [with_it - without for without, with_it in zip(off.costs, on.costs, strict=True)]
+        found["added_us"] = round(statistics.median(added), 2)
+    return found
+
+
+class _Load:
+    """A fleet with as many requests in flight as are wanted, and what they cost."""
+
+    def __init__(self, settings: InprocSettings, *, observability: bool) -> None:
+        self.name = _WITH if observability else _WITHOUT
+        self.costs: list[float] = []
+        self._latencies: list[float] = []
+        self._fleet = VirtualFleet(settings.endpoints, settings.strategy, settings.prompt_bytes)
+        if observability:
+            observe(self._fleet.core, Record(), Counts(), time.perf_counter, time.time)
+        self._strategy = settings.strategy
+        self._prompts = prompts_of(settings.prompt_bytes)
+        random.Random(11).shuffle(self._prompts)  # the same order in every run
+        self._number = 0
+        self._running = deque(self._fleet.route(prompt) for prompt in self._prompts[: settings.concurrency])
+        self._waiting: deque[Decision] = deque()
+        self._step_s = _DURATION_S / settings.concurrency
+        self._first_after = max(1, round(settings.concurrency * _TTFT_MS / 1e3 / _DURATION_S))
+        for decision in self._running:
+            self._fleet.first_token(decision)
+
+    def run(self, until_s: float) -> None:
+        """Decide for so many seconds of CPU."""
+        fleet, prompts, running, waiting = self._fleet, self._prompts, self._running, self._waiting
+        count, spent = 0, 0.0
+        while spent < until_s:
             began, began_wall = time.process_time(), time.perf_counter()
             for _ in range(50):
-                number += 1
-                decision = fleet.route(prompts[number % len(prompts)])
+                self._number += 1
+                decision = fleet.route(prompts[self._number % len(prompts)])
                 waiting.append(decision)
                 running.append(decision)
-                if len(waiting) >= first_after:
+                if len(waiting) >= self._first_after:
                     fleet.first_token(waiting.popleft())
                 fleet.finish(running.popleft())
-                fleet.now += step_s
+                fleet.now += self._step_s
             spent += time.process_time() - began
-            latencies.append((time.perf_counter() - began_wall) / 50 * 1e6)
+            self._latencies.append((time.perf_counter() - began_wall) / 50 * 1e6)
             count += 50
             fleet.pass_time(0.0)
-        if turn:
-            costs.append(spent / count * 1e6)
-        else:
-            latencies.clear()
-    fell_back = fleet.core.registry.installed[settings.strategy].failures
-    if fell_back:
-        raise BenchError(f"the strategy failed {fell_back} times")
-    cpu_us = statistics.median(costs)
-    return {
-        "requests_per_s": round(1e6 / cpu_us),
-        "cpu_us": round(cpu_us, 1),
-        "cpu_us_worst_round": round(max(costs), 1),
-        "p50_us": round(percentile(latencies, 0.5), 1),
-        "p99_us": round(percentile(latencies, 0.99), 1),
-    }
+        self.costs.append(spent / count * 1e6)
+
+    def forget(self) -> None:
+        """So far it warmed up."""
+        self.costs.clear()
+        self._latencies.clear()
+
+    def found(self) -> Json:
+        """The figures. Raises BenchError if another strategy stood in."""
+        fell_back = self._fleet.core.registry.installed[self._strategy].failures
+        if fell_back * _SELDOM > self._number:
+            raise BenchError(f"the strategy failed {fell_back} times")
+        cpu_us = statistics.median(self.costs)
+        return {
+            "requests_per_s": round(1e6 / cpu_us),
+            "cpu_us": round(cpu_us, 1),
+            "cpu_us_worst_round": round(max(self.costs), 1),
+            "p50_us": round(percentile(self._latencies, 0.5), 1),
+            "p99_us": round(percentile(self._latencies, 0.99), 1),
+        }
 
 
 def _spec(number: int, kv_tokens: float) -> EndpointSpec:

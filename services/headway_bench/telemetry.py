@@ -18,7 +18,7 @@ from headway.admin.v1 import admin_pb2, admin_pb2_grpc
 from headway_bench.figures import BenchError, Json
 from headway_bench.processes import ADMIN_TOKEN, ROUTER_TOKEN, cpu_s, ended, python, run_json, scheduler_process
 
-__all__ = ["MixedSettings", "TelemetrySettings", "measure_mixed", "measure_telemetry"]
+__all__ = ["MixedSettings", "TelemetrySettings", "agents_process", "measure_mixed", "measure_telemetry"]
 
 _SETTLE_S: Final = 2.0
 _WRITE_S: Final = 0.5
@@ -53,7 +53,7 @@ async def measure_telemetry(settings: TelemetrySettings) -> Json:
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
         pid, port = await stack.enter_async_context(scheduler_process(directory, auth=True))
-        fleet = await stack.enter_async_context(_agents(port, settings, settings.seconds + _SETTLE_S))
+        fleet = await stack.enter_async_context(agents_process(port, settings, settings.seconds + _SETTLE_S))
         await asyncio.sleep(_SETTLE_S)
         before, seconds = cpu_s(pid), settings.seconds * 0.9  # the agents stop by themselves
         await asyncio.sleep(seconds)
@@ -76,7 +76,7 @@ async def measure_mixed(settings: MixedSettings) -> Json:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
         pid, port = await stack.enter_async_context(scheduler_process(directory, auth=True))
         fleet_settings = TelemetrySettings(settings.nodes, settings.devices, settings.engines, 1.0)
-        fleet = await stack.enter_async_context(_agents(port, fleet_settings, settings.seconds + 2 * _SETTLE_S))
+        fleet = await stack.enter_async_context(agents_process(port, fleet_settings, settings.seconds + 2 * _SETTLE_S))
         writing = asyncio.create_task(_write(port))
         stack.callback(writing.cancel)
         await asyncio.sleep(_SETTLE_S)
@@ -102,7 +102,9 @@ async def measure_mixed(settings: MixedSettings) -> Json:
 
 
 @contextlib.asynccontextmanager
-async def _agents(port: int, settings: TelemetrySettings, seconds: float) -> AsyncIterator[asyncio.subprocess.Process]:
+async def agents_process(
+    port: int, settings: TelemetrySettings, seconds: float
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """The fleet's process, once all of it is connected."""
     arguments = (port, settings.nodes, settings.devices, settings.engines, settings.hz, seconds, ADMIN_TOKEN)
     process = await python("headway_bench.agents", *map(str, arguments), stdout=asyncio.subprocess.PIPE)

@@ -8,13 +8,17 @@ from headway_cli.benchmark import add_benchmarks
 from headway_cli.command import root_options
 from headway_cli.configuration import configuration_app
 from headway_cli.database import database_app
+from headway_cli.decisions import decisions_app
+from headway_cli.doctor.command import add_doctor
 from headway_cli.fleet import fleet_app
 from headway_cli.live import add_audit, live_apps
 from headway_cli.local.commands import add_local_commands
 from headway_cli.resources import resource_apps
 from headway_cli.routing import add_routing_commands
+from headway_cli.safe_way_in import bypass_app, observe_app
 from headway_cli.simulate import add_simulator
 from headway_cli.strategies import add_strategy_verbs
+from headway_cli.top import add_top
 from headway_cli.usage import add_usage
 
 __all__ = ["build"]
@@ -38,13 +42,18 @@ def build() -> typer.Typer:
         *live_apps().values(),
         auth_app(),
         fleet_app(),
+        decisions_app(),
         database_app(),
         configuration_app(),
+        bypass_app(),
+        observe_app(),
     ):
         app.add_typer(group)
     add_file_commands(app)
     add_routing_commands(app)
     add_audit(app)
+    add_doctor(app)
+    add_top(app)
     add_local_commands(app)
     add_simulator(app)
     add_benchmarks(app)

@@ -45,6 +45,13 @@ class Client:
         except grpc.RpcError as error:
             raise from_rpc(error, self._scheduler) from None
 
+    def stream(self, method: Callable[..., Response], request: Request) -> Iterator[Response]:
+        """What a stream brings, for as long as it is read."""
+        try:
+            yield from method(request, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._scheduler) from None
+
     def write(self, method: Callable[..., Response], request: Request) -> Response:
         """One write. A lost connection is tried again under the same request id, so that it is done once."""
         request.request_id = f"cli-{secrets.token_hex(12)}"

@@ -139,6 +139,9 @@ def _status(client: Client) -> tuple[Plain, RenderableType]:
         lines.append("most agents went stale at once: guards are frozen")
     if status.standing in ("standby", "taking_over"):
         lines.append(f"it does not lead: {status.standing.replace('_', ' ')}")
+    if status.bypassed:
+        names = ", ".join("everybody" if name == "*" else name for name in status.bypassed)
+        lines.append(f"bypassed: {names}")
     if status.draining:
         lines.append("the scheduler is draining")
     text = Text("\n".join(lines) + "\n")

@@ -116,6 +116,11 @@ def _identifier(message: Resource) -> str:
     return str(message.name.partition("/")[2])
 
 
+def _complete_tenant(tenant: pb.Tenant) -> None:
+    if tenant.routed_percent == 100:
+        tenant.ClearField("routed_percent")
+
+
 def _complete_model(model: pb.Model) -> None:
     for split in model.splits.values():
         split.gpu_group = split.gpu_group and qualified("gpuGroups", split.gpu_group)
@@ -168,6 +173,7 @@ TENANTS: Final = Kind(
     columns=("name", "display_name", "weight", "priority", "quotas", "models"),
     references={"models": "models"},
     defaults={"weight": 1.0},
+    complete=_complete_tenant,
     kept=lambda tenant: _identifier(tenant) == "default",
     can_force=True,
 )

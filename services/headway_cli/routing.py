@@ -8,11 +8,13 @@ from headway.routing.v1 import routing_pb2 as pb
 
 from headway_cli.client import Client
 from headway_cli.command import command
+from headway_cli.decisions import show_decision
 from headway_cli.errors import CliError, UsageProblem, from_status
 from headway_cli.guards import guards_with_details
 from headway_cli.messages import Plain, to_plain
-from headway_cli.output import cell, print_item, print_plain, print_text, show, table
+from headway_cli.output import print_item, print_plain, print_text, show, table
 from headway_cli.session import Output, Session
+from headway_cli.why import why_in_words
 
 __all__ = ["add_routing_commands"]
 
@@ -55,7 +57,7 @@ def add_routing_commands(app: typer.Typer) -> None:
     command(
         app,
         "explain",
-        help="Show how every endpoint looks to a request, and why one is chosen. Reserves nothing.",
+        help="Show how every endpoint looks to a request, and why one is chosen; or looked to a past one, by its id.",
         example="headway explain --model llama-3-8b --file prompt.txt --tenant acme",
     )(_explain)
 
@@ -105,7 +107,7 @@ def _answer(response: pb.RouteResponse) -> dict[str, Plain]:
         "node": response.endpoint.node,
         "devices": list(response.endpoint.devices),
         "fallbacks": [fallback.address for fallback in response.fallbacks],
-        "why": _why(response.decision),
+        "why": why_in_words(response.decision),
         "reservation": response.reservation_id,
         "expires after": f"{response.reservation_ttl.seconds} s without a report",
     }
@@ -123,7 +125,10 @@ def _finish(client: Client, reservation_id: str) -> bool:
 
 def _explain(
     session: Session,
-    model: _Model,
+    past: Annotated[
+        str, typer.Argument(metavar="[ID]", help="A past request's id, or a reservation's, instead of a new request.")
+    ] = "",
+    model: Annotated[str, typer.Option("--model", "-m", help="A model of the catalogue, or an alias.")] = "",
     text: _Text = None,
     file: _PromptFile = None,
     tokens: _Tokens = None,
@@ -136,6 +141,12 @@ def _explain(
     label: _Label = [],  # noqa: B006
     strategy: Annotated[str, typer.Option(help="Price with this strategy instead of the bound one.")] = "",
 ) -> None:
+    if bool(past) == bool(model):
+        raise UsageProblem("give --model of a new request, or the id of a past one")
+    if past:
+        with session.client() as client:
+            show_decision(session, client, past)
+        return
     request = _request(model, text, file, tokens, tenant, adapter, max_tokens, session_id, priority, exclude, label)
     with session.client() as client:
         response = client.call(client.router.Explain, pb.ExplainRequest(request=request, strategy=strategy))
@@ -148,7 +159,7 @@ def _explain(
     if response.rows:
         show(table([_row(row) for row in response.rows], tuple(_row(pb.ExplainRow())), {"": {"➜": "bold green"}}))
     if response.HasField("decision"):
-        print_text(_why(response.decision))
+        print_text(why_in_words(response.decision))
     if refusal:
         print_text(f"Route would refuse: {refusal.reason}: {refusal.message}")
     elif response.would_hold:
@@ -177,23 +188,6 @@ def _row(row: pb.ExplainRow) -> dict[str, Plain]:
 
 def _known(row: pb.ExplainRow, field: Any) -> float | None:  # the names of its optional fields
     return round(getattr(row, field), 3) if row.HasField(field) else None
-
-
-def _why(decision: pb.Decision) -> str:
-    """One sentence."""
-    parts = [f"{decision.strategy.removeprefix('strategies/')} chose among {decision.candidates}"]
-    if decision.fell_back_from:
-        parts.append(
-            f"standing in for {decision.fell_back_from.removeprefix('strategies/')} ({decision.fallback_reason})"
-        )
-    parts.append(f"{decision.matched_tokens} of {decision.prompt_tokens} prompt tokens cached")
-    if decision.HasField("predicted_ttft_ms"):
-        parts.append(f"predicted TTFT {cell(decision.predicted_ttft_ms)} ms")
-    task = pb.TaskClass.Name(decision.task_class).removeprefix("TASK_CLASS_").lower()
-    parts.append(f"task {task} of weight {decision.task_weight:g}")
-    if decision.held_ms:
-        parts.append(f"held {cell(decision.held_ms)} ms")
-    return "; ".join(parts)
 
 
 def _request(

@@ -187,6 +187,10 @@ class HeadwayClient:
             self._route_alone(call)
             if call.future.done():
                 return call.future.result()
+        if self._accepting and self._options.fail_open and self._alone.is_ours(call.request):
+            self._place(call)
+            if call.future.done():
+                return call.future.result()
         self._has_calls.set()
         self._outbox.route(call)
         try:
@@ -398,6 +402,18 @@ class HeadwayClient:
         reservation = Reservation(self, call.request, response, self._wall_clock(), fail_open=True)
         reservation.settling = []
         self._settle(call, reservation)
+
+    def _place(self, call: Call) -> None:
+        """Place a request that is ours, and announce it; where the view offers nothing, the scheduler is asked."""
+        response = self._alone.choose(call.request, f"{FAIL_OPEN_PREFIX}{call.request.request_id}")
+        if response is None:
+            return
+        self.stats.bypassed_routes += 1
+        reservation = Reservation(self, call.request, response, self._wall_clock(), fail_open=True)
+        reservation.settling = []
+        self._settle(call, reservation)
+        self._resuming[reservation.id] = reservation
+        self._outbox.resume(reservation.as_resumed())
 
     def _settle(self, call: Call, reservation: Reservation) -> None:
         self._forget(call)

@@ -6,6 +6,7 @@ It never leaves the tenant's allowed endpoints; whoever is not in the view is no
 
 import hashlib
 import random
+import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import TypeVar
@@ -77,6 +78,17 @@ class FailOpenRouter:
         self._own[endpoint] -= 1
         if self._own[endpoint] <= 0:
             del self._own[endpoint]
+
+    def is_ours(self, request: pb.RouteRequest) -> bool:
+        """Shall this request be placed here although a scheduler answers: bypassed, or beyond what it routes?"""
+        view = self._view
+        if view is None or not (view.bypassed or view.routed_percent):
+            return False
+        tenant = self._tenant(request.tenant)
+        if any(name in ("*", tenant) for name in view.bypassed):
+            return True
+        percent = view.routed_percent.get(tenant, 100)
+        return zlib.crc32((request.session_id or request.request_id).encode()) % 100 >= percent
 
     def models(self, tenant: str) -> list[str]:
         """Return the models this tenant may use, sorted."""

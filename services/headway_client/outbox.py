@@ -93,6 +93,11 @@ class Outbox:
         self._stamped.append(report)
         self._wake.set()
 
+    def resume(self, resumed: pb.ResumedReservation) -> None:
+        """Announce a reservation that the scheduler did not give."""
+        self._resumes.append(resumed)
+        self._wake.set()
+
     def ping(self) -> None:
         """Write a message even if it is empty."""
         self._ping = True

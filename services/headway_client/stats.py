@@ -15,6 +15,8 @@ class ClientStats:
     """Routes that raised RouteRefused."""
     fail_open_routes: int = 0
     """Reservations made without a scheduler."""
+    bypassed_routes: int = 0
+    """Reservations made here because a scheduler said so: bypassed, or beyond the routed percentage."""
     connects: int = 0
     """Streams a scheduler welcomed."""
     reconnects: int = 0

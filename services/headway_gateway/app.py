@@ -5,8 +5,9 @@ import signal
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import grpc
 import msgspec
@@ -16,6 +17,8 @@ from headway.routing.v1 import routing_pb2 as pb
 from headway_client import ClientOptions, HeadwayClient, RouteRefused
 from headway_openai.body import Api, parse_body
 from headway_openai.errors import ApiError
+from headway_tracing.build import trace_context, tracing_to
+from headway_tracing.kinds import Kind
 from prometheus_client import generate_latest
 
 from headway_gateway.config import SYSTEM_ROOTS, GatewaySettings
@@ -25,6 +28,9 @@ from headway_gateway.identity import Identities
 from headway_gateway.keys import UserKeys
 from headway_gateway.metrics import GatewayMetrics
 from headway_gateway.proxy import Ask, Proxy
+
+if TYPE_CHECKING:
+    from headway_tracing.tracing import Tracing
 
 __all__ = ["Gateway", "serve"]
 
@@ -36,8 +42,9 @@ _PRIORITIES = {
     "standard": pb.PRIORITY_STANDARD,
     "critical": pb.PRIORITY_CRITICAL,
 }
-_TRACE_HEADERS = ("traceparent", "tracestate")
 _MAX_ID = 128
+_TRACEPARENT_PARTS = 4
+_TRACE_ID_LENGTH = 32
 _REQUEST_ID = web.RequestKey("request_id", str)
 _NO_VIEW = ApiError(503, "not_ready", "no scheduler has answered yet", reason="NO_SCHEDULER")
 
@@ -61,6 +68,7 @@ class Gateway:
         self._metrics = GatewayMetrics(self.client)
         keys = UserKeys(self.client.identify_keys, clock, fail_open=settings.fail_open) if settings.user_keys else None
         self._identities = Identities(settings, keys)
+        self._tracing = tracing_to(settings.trace_endpoint, "headway-gateway", settings.trace_share)
         self._draining = False
 
     async def __aenter__(self) -> Self:
@@ -78,7 +86,7 @@ class Gateway:
         """Listen, and begin to connect to the scheduler."""
         self.client.start()
         self._engines = Engines(self._settings)
-        self._proxy = Proxy(self.client, self._engines, self._settings, self._metrics, self._clock)
+        self._proxy = Proxy(self.client, self._engines, self._settings, self._metrics, self._clock, self._tracing)
         self._progress = asyncio.create_task(self._report_progress())
         self._runner = web.AppRunner(
             self._application(),
@@ -107,6 +115,8 @@ class Gateway:
         await self._identities.close()
         await self.client.close()
         await self._engines.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _application(self) -> web.Application:
         app = web.Application(client_max_size=self._settings.max_body_bytes, middlewares=[self._answer_errors])
@@ -131,13 +141,30 @@ class Gateway:
                 request_id=request[_REQUEST_ID],
                 session_id=_session_id(request),
                 priority=self._priority(request),
-                trace={name: request.headers[name] for name in _TRACE_HEADERS if name in request.headers},
+                trace=trace_context(request.headers),
                 arrived=arrived,
             )
             with self._metrics.active.track_inprogress():
-                return await self._proxy.serve(request, ask)
+                if self._tracing is None:
+                    return await self._proxy.serve(request, ask)
+                return await self._traced(self._tracing, request, ask)
 
         return handle
+
+    async def _traced(self, tracing: "Tracing", request: web.Request, ask: Ask) -> web.StreamResponse:
+        """Serve it within a span of its own, below the caller's if it named one."""
+        attributes = {"headway.request_id": ask.request_id, "headway.tenant": ask.tenant}
+        span = tracing.start(f"POST /v1/{ask.api}", ask.trace, kind=Kind.SERVER, attributes=attributes)
+        structlog.contextvars.bind_contextvars(trace_id=f"{span.get_span_context().trace_id:032x}")
+        try:
+            response = await self._proxy.serve(request, replace(ask, trace=tracing.headers(span)))
+            span.set_attribute("http.response.status_code", response.status)
+        except (ApiError, RouteRefused) as refusal:
+            span.set_attribute("headway.refusal", getattr(refusal, "reason", "") or "")
+            raise
+        finally:
+            span.end()
+        return response
 
     def _priority(self, request: web.Request) -> pb.Priority.ValueType:
         named = request.headers.get("x-headway-priority", "")
@@ -152,12 +179,15 @@ class Gateway:
     async def _answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Give the request its id, and give every failure OpenAI's shape."""
         request[_REQUEST_ID] = _request_id(request)
+        _bind(request)
         try:
             response = await handler(request)
         except ApiError as error:
             response = to_response(error, request[_REQUEST_ID])
         except RouteRefused as refusal:
             response = to_response(from_refusal(refusal), request[_REQUEST_ID])
+            if self._settings.log_requests:
+                log.info("route_refused", reason=refusal.reason, status=response.status)
         except web.HTTPRequestEntityTooLarge:
             message = f"the body is larger than {self._settings.max_body_bytes} bytes"
             response = to_response(ApiError(413, "body_too_large", message), request[_REQUEST_ID])
@@ -170,13 +200,13 @@ class Gateway:
                 request[_REQUEST_ID],
             )
         except Exception:
-            log.exception("request_failed", request_id=request[_REQUEST_ID])
+            log.exception("request_failed")
             response = to_response(ApiError(500, "internal", "the gateway failed"), request[_REQUEST_ID])
         api = request.path.removeprefix("/v1/")
         if api in _APIS:
             self._metrics.requests.labels(api, str(response.status)).inc()
             if self._settings.log_requests:
-                log.info("request_answered", api=api, status=response.status, request_id=request[_REQUEST_ID])
+                log.info("request_answered", api=api, status=response.status)
         return response
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -235,6 +265,16 @@ def _credentials(settings: GatewaySettings) -> grpc.ChannelCredentials:
 def _session_id(request: web.Request) -> str:
     """What aiohttp could not decode in the header stands as surrogates, which no message can carry."""
     return request.headers.get("x-headway-session", "").encode("utf-8", "replace").decode()[:_MAX_ID]
+
+
+def _bind(request: web.Request) -> None:
+    """Every line that is logged for this request says which it is, and of which trace."""
+    names = {"request_id": request[_REQUEST_ID]}
+    parent = trace_context(request.headers).get("traceparent", "").split("-")
+    if len(parent) == _TRACEPARENT_PARTS and len(parent[1]) == _TRACE_ID_LENGTH:
+        names["trace_id"] = parent[1]
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(**names)
 
 
 def _request_id(request: web.Request) -> str:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
+from headway_tracing.build import problem_of
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -83,6 +84,10 @@ class GatewaySettings(BaseSettings):
     """How long requests in flight may take to finish after SIGTERM."""
     debug_headers: bool = False
     """Whether answers carry the decision: `x-headway-strategy`, `-matched-tokens`, …"""
+    trace_endpoint: str = ""
+    """An OpenTelemetry collector (OTLP over gRPC), `http://HOST:4317`; empty: nothing is traced."""
+    trace_share: float = Field(default=0.01, ge=0, le=1)
+    """Of the requests that come without a trace context; else that decides."""
     log_requests: bool = False
     """Whether each request is logged (never its content)."""
 
@@ -100,13 +105,15 @@ class GatewaySettings(BaseSettings):
             raise ValueError(f"token_file: {file} cannot be read: {why}") from error
 
     @model_validator(mode="after")
-    def _check_certificate(self) -> "GatewaySettings":
+    def _check(self) -> "GatewaySettings":
         paths = (self.scheduler_certificate, self.scheduler_key)
         problems = [f"there is no file {path}" for path in paths if path is not None and not path.is_file()]
         if (self.scheduler_certificate is None) != (self.scheduler_key is None):
             problems.append("scheduler_certificate and scheduler_key go together")
         if self.scheduler_certificate is not None and self.scheduler_ca is None:
             problems.append("scheduler_certificate needs scheduler_ca")
+        if problem := problem_of(self.trace_endpoint):
+            problems.append(f"trace_endpoint: {problem}")
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -23,7 +23,8 @@ def main() -> None:
         sys.exit(f"headway-gateway: the configuration is wrong:\n{error}")
     stamp, level = structlog.processors.TimeStamper(fmt="iso"), structlog.processors.add_log_level
     trace, line = structlog.processors.format_exc_info, structlog.processors.JSONRenderer()
-    structlog.configure([level, stamp, trace, line], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    bound = structlog.contextvars.merge_contextvars
+    structlog.configure([bound, level, stamp, trace, line], logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(serve(settings))

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import aiohttp
 import structlog
@@ -15,11 +16,16 @@ from headway_client import HeadwayClient, Reservation, RouteRefused
 from headway_openai.body import Api, ParsedBody, forwarded_body
 from headway_openai.errors import ApiError, error_event
 from headway_openai.sse import EventStream, Usage, parse_usage
+from headway_tracing.kinds import Kind
 
 from headway_gateway.budget import RetryBudget
 from headway_gateway.config import GatewaySettings
 from headway_gateway.engines import Answer, EngineError, Engines, failure_of
 from headway_gateway.metrics import GatewayMetrics
+
+if TYPE_CHECKING:
+    from headway_tracing.tracing import Tracing
+    from opentelemetry.trace import Span
 
 __all__ = ["Ask", "Proxy"]
 
@@ -53,6 +59,15 @@ class _Transfer:
     reservation: Reservation
     sent: float
     events: EventStream | None = None
+    span: "Span | None" = None
+    """Of the attempt that is being made, where that is traced."""
+
+    def end_span(self, outcome: str) -> None:
+        """The attempt is over; once."""
+        span, self.span = self.span, None
+        if span is not None:
+            span.set_attribute("headway.outcome", outcome)
+            span.end()
 
     def delivered(self) -> pb.Usage:
         """What the client got, as well as it can be told without the engine's own count."""
@@ -73,12 +88,14 @@ class Proxy:
         settings: GatewaySettings,
         metrics: GatewayMetrics,
         clock: Callable[[], float],
+        tracing: "Tracing | None" = None,
     ) -> None:
         self._client = client
         self._engines = engines
         self._settings = settings
         self._metrics = metrics
         self._clock = clock
+        self._tracing = tracing
         self._budget = RetryBudget(settings.retry_ratio, settings.retry_min)
         self._transfers: set[_Transfer] = set()
         max_wait = Duration()
@@ -120,8 +137,15 @@ class Proxy:
         request.priority = ask.priority
         request.excluded_endpoints.extend(excluded)
         request.max_wait.CopyFrom(self._max_wait)
+        span = None if self._tracing is None else self._tracing.start("route", ask.trace, kind=Kind.CLIENT)
+        trace = ask.trace if self._tracing is None or span is None else self._tracing.headers(span)
+        request.traceparent, request.tracestate = trace.get("traceparent", ""), trace.get("tracestate", "")
         began = self._clock()
-        reservation = await self._client.route(request, timeout_s=self._settings.route_timeout_s)
+        try:
+            reservation = await self._client.route(request, timeout_s=self._settings.route_timeout_s)
+        finally:
+            if span is not None:
+                span.end()
         self._metrics.route_seconds.observe(self._clock() - began)
         return reservation
 
@@ -133,7 +157,7 @@ class Proxy:
             while True:
                 reservation = transfer.reservation
                 body = forwarded_body(ask.body, reservation.model, reservation.cache_salt)
-                headers = {"x-request-id": ask.request_id, **ask.trace}
+                headers = {"x-request-id": ask.request_id, **self._trace_upstream(ask, transfer)}
                 transfer.sent = self._clock()
                 try:
                     return await self._engines.open(reservation, f"/v1/{ask.api}", body, headers)
@@ -149,6 +173,14 @@ class Proxy:
         finally:
             if retrying:
                 self._budget.end_retry()
+
+    def _trace_upstream(self, ask: Ask, transfer: _Transfer) -> dict[str, str]:
+        """The context that goes on to the engine: as it came, or of a span for this attempt."""
+        if self._tracing is None:
+            return ask.trace
+        attributes = {"headway.endpoint": transfer.reservation.endpoint.name}
+        transfer.span = self._tracing.start("upstream", ask.trace, kind=Kind.CLIENT, attributes=attributes)
+        return self._tracing.headers(transfer.span)
 
     def _may_retry(self, failure: EngineError) -> bool:
         if not failure.retryable:
@@ -176,12 +208,12 @@ class Proxy:
     def _note_failure(self, ask: Ask, transfer: _Transfer, failure: EngineError) -> None:
         kind = pb.Outcome.Name(failure.outcome).removeprefix("OUTCOME_").lower()
         self._metrics.engine_failures.labels(kind).inc()
+        transfer.end_span(kind)
         log.warning(
             "engine_failed",
             endpoint=transfer.reservation.endpoint.name,
             kind=kind,
             http_status=failure.http_status,
-            request_id=ask.request_id,
         )
 
     # Relaying
@@ -254,6 +286,8 @@ class Proxy:
     def _note_first_token(self, ask: Ask, transfer: _Transfer) -> None:
         now = self._clock()
         transfer.reservation.first_token((now - transfer.sent) * 1000.0)
+        if transfer.span is not None:
+            transfer.span.add_event("first_token")
         self._metrics.ttft_seconds.observe(now - ask.arrived)
 
     def _finish(
@@ -264,6 +298,7 @@ class Proxy:
         http_status: int = 0,
     ) -> None:
         duration_ms = (self._clock() - transfer.sent) * 1000.0
+        transfer.end_span(pb.Outcome.Name(outcome).removeprefix("OUTCOME_").lower())
         if transfer.reservation.finished(outcome, usage, duration_ms=duration_ms, http_status=http_status):
             self._metrics.outcomes.labels(pb.Outcome.Name(outcome).removeprefix("OUTCOME_").lower()).inc()
 

@@ -11,10 +11,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import structlog
+from headway_tracing.build import tracing_to
 
 from headway_scheduler.addresses import EngineAddresses
 from headway_scheduler.admission.fairness import ServiceWeights
 from headway_scheduler.admission.holds import HoldLimits
+from headway_scheduler.admission.watching import Observations
 from headway_scheduler.config import Config
 from headway_scheduler.core import TICK_S, Core, CoreConfig, Learned
 from headway_scheduler.domain.desired import DesiredState
@@ -31,6 +33,10 @@ from headway_scheduler.errors import (
 )
 from headway_scheduler.fleet.ledger import EndCause
 from headway_scheduler.leadership import Leadership, LeadershipThread, Standing, lease_clock
+from headway_scheduler.metrics.counts import Counts
+from headway_scheduler.record.export import Export
+from headway_scheduler.record.recorder import observe
+from headway_scheduler.record.ring import Record, RecordConfig
 from headway_scheduler.store.base import LeaderLock, Store, Write
 from headway_scheduler.strategies.catalog import algorithms
 from headway_scheduler.tokenizing import Tokenizers
@@ -43,6 +49,7 @@ log = structlog.get_logger()
 _PRUNE_S: Final = 3600.0
 _GROWN: Final = 1.25
 """A fleet that is larger by this is looked at as new."""
+_EXPORT_S: Final = 1.0
 _RESTART_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _HANGS_S: Final = 10.0
@@ -131,6 +138,20 @@ class Scheduler:
         self.costs, self.history = self.core.costs, self.core.history
         self.registry, self.intake, self.salts = self.core.registry, self.core.intake, self.core.salts
         self.reporting = self.core.reporting
+        self.observations = Observations()
+        self.steering: tuple[object, ...] = ()
+        """Whose requests are left to data planes; compared, to see whether they must be told."""
+        self.schema_revision = ""
+        self.agent_certificates: dict[str, float] = {}
+        """When those end that agents showed, by node, in seconds since 1970."""
+        self.record = Record(RecordConfig(config.record_decisions, config.record_bytes))
+        self.counts = Counts(config.metrics_series)
+        self.recorder = observe(self.core, self.record, self.counts, time.perf_counter, time.time)
+        self.tracing = tracing_to(config.trace_endpoint, f"headway-scheduler/{config.name}", config.trace_share)
+        self.export: Export | None = None
+        if config.export_dir is not None:
+            self.export = Export(config.export_dir, config.export_share, config.export_file_bytes, config.export_files)
+            self.recorder.sink = self.export
         self.tokenizers = Tokenizers(config.tokenizers_dir)
         self.dispatcher.prefixes.tokenize = self.tokenizers.ids
         self.usage = UsageLog(f"{config.name}.{self.epoch}.", lambda: datetime.now(UTC))
@@ -152,6 +173,7 @@ class Scheduler:
     async def start(self) -> None:
         """Load the desired and the learned state, and start the tasks beside the calls."""
         await self.refresh()
+        self.schema_revision = await self.store.schema_revision()
         await self._restore(await self.store.load_learned())
         self.dispatcher.wake = self._wake
         self.core.on_discovered = self._save_discovered_soon
@@ -159,14 +181,14 @@ class Scheduler:
         self._loop, self._ticked_at = asyncio.get_running_loop(), lease_clock()
         if self.config.standby:
             self.leader_thread.start()
-        for task in (self._follow_changes, self._tick, self._persist, self._prune):
+        for task in (self._follow_changes, self._tick, self._persist, self._prune, self._write_export):
             self._tasks.append(asyncio.create_task(_forever(task)))
         log.info("scheduler_started", name=self.config.name, epoch=self.epoch, version=self.desired.version)
 
     def drain(self) -> None:
         """Refuse what is new, and what is held."""
         self.draining = True
-        self.dispatcher.refuse_holds(self.shutting_down())
+        self.dispatcher.refuse_holds(self.shutting_down(), self.clock())
 
     async def hand_over(self) -> None:
         """Save what was learned, and let another scheduler lead at once. Only what is in flight is still followed."""
@@ -183,6 +205,10 @@ class Scheduler:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await asyncio.gather(*self._saving, return_exceptions=True)  # the store is closed after this
+        if self.export is not None:
+            await asyncio.to_thread(self.export.write)
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
         with contextlib.suppress(StoreDown):
             await self._save()
         await self._resign()
@@ -256,7 +282,7 @@ class Scheduler:
 
     def _stand_down(self) -> None:
         """Another leads: whatever was held or reserved here is its own now, its clients see to it."""
-        self.dispatcher.refuse_holds(self._standby())
+        self.dispatcher.refuse_holds(self._standby(), self.clock())
         now, left = self.clock(), list(self.ledger.reservations.values())
         for reservation in left:
             self.ledger.end(reservation, EndCause.ORPHANED, now)
@@ -288,6 +314,8 @@ class Scheduler:
             if self.tokenizers.folder is not None:
                 await asyncio.to_thread(self.tokenizers.set_models, list(desired.models.values()))
             self.core.set_desired(desired)
+            shares = ((each.id, each.routed_percent) for each in desired.tenants.values() if each.routed_percent < 100)
+            self.steering = (desired.bypassed, tuple(shares))
 
     async def _follow_changes(self) -> None:
         # Closed here: left to the garbage collector, its connection would be too.
@@ -323,6 +351,12 @@ class Scheduler:
             except StoreDown as error:
                 log.warning("learned_state_not_saved", problem=error.message)
             self._spare_the_fleet()
+
+    async def _write_export(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPORT_S)
+            if self.export is not None:
+                await asyncio.to_thread(self.export.write)
 
     def _spare_the_fleet(self) -> None:
         """Have the garbage collector no longer look at what a grown fleet is made of.
@@ -377,6 +411,8 @@ class Scheduler:
     async def _restore(self, learned: Mapping[str, bytes]) -> None:
         secret = learned.get(_SALT_KEY) or await self.store.keep_learned(_SALT_KEY, secrets.token_bytes(32))
         self.salts.set_secret(secret)
+        if self.export is not None:
+            self.export.set_secret(secret)
         if _QUOTAS_KEY in learned:
             try:
                 self.dispatcher.quotas.restore(learned[_QUOTAS_KEY], self.clock(), time.time())

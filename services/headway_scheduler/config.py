@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Self
 
+from headway_tracing.build import problem_of
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from sqlalchemy import make_url
@@ -48,7 +49,9 @@ class Config(BaseSettings):
     listen: str = "127.0.0.1:7070"
     """gRPC: `HOST:PORT`; port 0 takes a free one."""
     listen_http: str = "127.0.0.1:7071"
-    """HTTP: `/metrics`, `/healthz`, `/readyz`, and Route and Report as JSON."""
+    """HTTP: the console, `/metrics`, `/healthz`, `/readyz`, and Route and Report as JSON."""
+    console: bool = True
+    """Serve the console on the HTTP port."""
     port_file: Path | None = None
     """Write the ports taken here, as JSON, once ready."""
     database_url: str = Field("", validation_alias="HEADWAY_DATABASE_URL")
@@ -167,6 +170,26 @@ class Config(BaseSettings):
     """gRPC's own limit, above our field limits, so that a big prompt meets our answer and not the transport's."""
     prompt_header_engines: str = "sglang"
     """Engines, by comma, that send a stream's headers with its first token: the access log's first byte is a TTFT."""
+    record_decisions: int = Field(10_000, ge=0, le=1_000_000)
+    """Decisions remembered, and as many refusals; 0: none."""
+    record_bytes: int = Field(64 * 1024 * 1024, ge=0)
+    """Memory that they may take; the candidates of the oldest go first."""
+    export_dir: Path | None = None
+    """Write decisions and what came of them into this folder, as JSON lines that `headway sim run --trace` replays."""
+    export_share: float = Field(1.0, gt=0, le=1)
+    """Of all sessions, or of requests that have none."""
+    export_file_bytes: int = Field(64 * 1024 * 1024, ge=64 * 1024)
+    """A file that has so many is followed by the next."""
+    export_files: int = Field(16, ge=2, le=10_000)
+    """Files kept; the oldest is deleted."""
+    metrics_series: int = Field(100, ge=1, le=10_000)
+    """Pairs of tenant and model with metrics of their own; the others share the label `_other`."""
+    metrics_endpoints: int = Field(1_000, ge=1, le=100_000)
+    """Endpoints with metrics of their own; the others share the label `_other`."""
+    trace_endpoint: str = ""
+    """An OpenTelemetry collector (OTLP over gRPC), `http://HOST:4317`; empty: nothing is traced."""
+    trace_share: float = Field(0.01, ge=0, le=1)
+    """Of the requests whose caller decided nothing; else the caller's decision counts."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     tokenizers_dir: Path | None = None
     """Tokenise text prompts by the `tokenizer` that a model names below this folder, to match engines' KV events."""
@@ -290,6 +313,8 @@ class Config(BaseSettings):
             problems.append(f"tokenizers_dir: there is no folder {self.tokenizers_dir}")
         if self.tokenizers_dir is not None and find_spec("tokenizers") is None:
             problems.append('tokenizers_dir: needs the extra `tokenizers`: pip install "headway[tokenizers]"')
+        if problem := problem_of(self.trace_endpoint):
+            problems.append(f"trace_endpoint: {problem}")
         if (self.tls_certificate is None) != (self.tls_key is None):
             problems.append("tls_certificate and tls_key must be given together")
         if self.http_tls and self.tls_certificate is None:

@@ -16,6 +16,7 @@ from headway_scheduler.admission.fairness import DEFAULT_WEIGHTS, ServiceWeights
 from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import DEFAULT_LIMITS, HoldLimits, HoldOrder, Work
 from headway_scheduler.admission.intake import Intake
+from headway_scheduler.admission.observing import Observer
 from headway_scheduler.admission.reporting import Reporting, UsageRecorder
 from headway_scheduler.admission.retries import RetryConfig
 from headway_scheduler.admission.salts import Salts
@@ -153,6 +154,11 @@ class Core:
         self.fleet.on_connected.append(self._agent_connected)
         self.ledger.still_running = self._still_running
         self.ledger.on_end.append(self._ended)
+
+    def observe(self, observer: Observer) -> None:
+        """Have it watch every decision and every end that is reported."""
+        self.dispatcher.observe(observer)
+        self.reporting.observer = observer
 
     def set_desired(self, desired: DesiredState) -> None:
         """Take over what admins configured; models that only agents know are served too."""

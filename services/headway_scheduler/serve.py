@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import structlog
+from headway_console.app import Console
 from sqlalchemy.exc import SQLAlchemyError
 
 from headway_scheduler.app import Scheduler
@@ -71,10 +72,14 @@ async def serve(config: Config) -> None:
             scheduler = Scheduler(config, store, epoch=epoch, lock=_lock(config, url, epoch))
             await scheduler.start()
         closers.push_async_callback(scheduler.stop)
-        http = HttpServer(scheduler)
+        console = Console(scheduler) if config.console else None
+        http = HttpServer(scheduler) if console is None else HttpServer(scheduler, console.add_to)
         with _step(f"listen_http {config.listen_http}"):
             await http.start(config.listen_http)
         closers.push_async_callback(http.stop)
+        if console is not None:
+            console.start()
+            closers.push_async_callback(console.stop)  # before the server, which waits for its streams
         grpc_server = GrpcServer(scheduler, config)
         with _step(f"listen {config.listen}"):
             await grpc_server.start()

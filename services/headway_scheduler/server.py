@@ -19,12 +19,11 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
 from headway_scheduler.envoy.services import ADMIT_THEMSELVES, EXT_PROC, EnvoyServices
 from headway_scheduler.faults import unexpected
-from headway_scheduler.rpc.admin import AdminService
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.failures import Failures
 from headway_scheduler.rpc.fleet import FleetService
 from headway_scheduler.rpc.interceptors import CheckedServices
-from headway_scheduler.rpc.live import LiveFleet
+from headway_scheduler.rpc.live import admin_service
 from headway_scheduler.rpc.router import RouterService
 from headway_scheduler.rpc.streams import SWEEP_S, Streams
 from headway_scheduler.rpc.telemetry import TelemetryService
@@ -93,15 +92,7 @@ class GrpcServer:
         routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler, authenticator.tenant_of), services)
         telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), services)
         fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), services)
-        admin = AdminService(
-            store=scheduler.store,
-            state=lambda: scheduler.desired,
-            refresh=scheduler.refresh,
-            check_strategy=scheduler.registry.check,
-            fleet=LiveFleet(scheduler),
-            check_model=scheduler.tokenizers.check,
-        )
-        admin_pb2_grpc.add_AdminServicer_to_server(admin, services)
+        admin_pb2_grpc.add_AdminServicer_to_server(admin_service(scheduler), services)
         self._envoy = EnvoyServices(scheduler, authenticator, self.streams)
         self._envoy.add_to(services)
         served = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -68,7 +68,9 @@ class Learning(StrEnum):
 
 TraceOption = Annotated[
     Path | None,
-    typer.Option(help="A trace (Mooncake JSONL, Azure CSV, ShareGPT token JSONL, plain JSONL; .gz; or a folder)."),
+    typer.Option(
+        help="A trace (Mooncake, ShareGPT or plain JSONL, Azure CSV, a scheduler's export; .gz; or a folder)."
+    ),
 ]
 FormatOption = Annotated[TraceFormat | None, typer.Option("--format", help="The trace's format; detected by default.")]
 WorkloadOption = Annotated[str | None, typer.Option(help=f"One of {', '.join(WORKLOADS)}.")]

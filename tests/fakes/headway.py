@@ -118,12 +118,21 @@ def running_scheduler(database_url: str, **settings: Any) -> Iterator[RunningSch
 
 @contextmanager
 def connected_agent(
-    address: str, node: str, engines: Sequence[str], model: str = "llama", metadata: Any = ()
+    address: str,
+    node: str,
+    engines: Sequence[str],
+    model: str = "llama",
+    metadata: Any = (),
+    change_hello: Callable[[telemetry.Hello], object] = lambda _: None,
+    change_sample: Callable[[telemetry.Sample], object] = lambda _: None,
 ) -> Iterator[None]:
     """An agent that announces one GPU and one engine for each address, and has sent a sample of them."""
     outbox: queue.Queue[telemetry.ConnectRequest | None] = queue.Queue()
-    outbox.put(telemetry.ConnectRequest(hello=_hello(node, engines, model)))
-    outbox.put(telemetry.ConnectRequest(sample=_sample(node, engines)))
+    hello, sample = _hello(node, engines, model), _sample(node, engines)
+    change_hello(hello)
+    change_sample(sample)
+    outbox.put(telemetry.ConnectRequest(hello=hello))
+    outbox.put(telemetry.ConnectRequest(sample=sample))
     with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
         answers = TelemetryStub(channel).Connect(iter(outbox.get, None), metadata=metadata)
         for answer in answers:

@@ -23,6 +23,7 @@ from headway_scheduler.domain.request import Request, TaskClass, TextPrompt
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.fleet.columns import BOOKED
 from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.store.base import Notified
 from headway_scheduler.strategies.catalog import BUILT_IN
 
 MODEL = "m"
@@ -43,6 +44,11 @@ class MemoryStore:
     """Answers what a test put into `desired`; remembers what the scheduler saves."""
 
     available = True
+    notified = Notified.UNKNOWN
+    revision = "head"
+
+    async def schema_revision(self):
+        return self.revision
 
     def __init__(self, desired):
         self.desired, self.learned, self.usage, self.batches = desired, {}, [], set()

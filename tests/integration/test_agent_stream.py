@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 import structlog
@@ -325,3 +326,15 @@ def test_pauses_grow_are_jittered_and_bounded():
 
 def test_without_a_token_there_is_no_header():
     assert Dialer.of(AgentConfig()).metadata() == ()
+
+
+async def test_prometheus_finds_its_metrics_where_they_were_asked_for(scheduler):
+    async with running_agent(scheduler, metrics_listen="127.0.0.1:0") as agent:
+        await samples(scheduler, 2)
+        url = f"http://127.0.0.1:{agent.metrics_port}/metrics"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            text = await answer.text()
+    assert f'headway_agent_connected{{scheduler="{agent.config.schedulers[0]}"}} 1.0' in text
+    assert "headway_agent_devices_lost 0.0" in text
+    count = next(line for line in text.splitlines() if line.startswith("headway_agent_round_seconds_count"))
+    assert float(count.split()[1]) >= 2

@@ -12,7 +12,7 @@ from headway.fleet.v1 import fleet_pb2 as fpb
 from headway.telemetry.v1 import telemetry_pb2 as tpb
 from headway_gateway.app import Gateway
 from headway_gateway.config import GatewaySettings
-from headway_scheduler.http import SchedulerCollector
+from headway_scheduler.exposition import SchedulerCollector
 from headway_sim.emulator import Emulator, EmulatorConfig
 from headway_sim.engine import HARDWARE
 

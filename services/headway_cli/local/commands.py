@@ -88,6 +88,9 @@ def _up(
     with _calls_told(), LocalStack(options) as stack:
         console.print(f"gateway    {stack.gateway_url}/v1   model {model}, no key needed")
         console.print(f"scheduler  {stack.scheduler_address}   gRPC, for `headway` and data planes")
+        console.print(
+            f"console    http://127.0.0.1:{stack.http_port}/console   the fleet and its traffic, in a browser"
+        )
         console.print(f"metrics    http://127.0.0.1:{stack.http_port}/metrics")
         console.print(f"logs       {stack.run_dir}")
         console.print("Ctrl-C stops everything.")

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from headway_scheduler.admission.choosing import Choice
 from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.observing import Observer
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.retries import Retries
 from headway_scheduler.admission.salts import Salts
@@ -44,6 +45,7 @@ class Booker:
         kv_quantile: float | None,
     ) -> None:
         self.routes = 0
+        self.observer: Observer | None = None
         self._fleet, self._ledger, self._prefixes, self._fingerprints = fleet, ledger, prefixes, fingerprints
         self._costs, self._history, self._salts = costs, history, salts
         self._retries = retries
@@ -98,6 +100,8 @@ class Booker:
         self._remember(work, slot, predicted, now)
         why = self.why(work, choice, matched, predicted, now)
         work.decision = self._decision(reservation, work, slot, self.fallbacks(choice, request.model), why, pull_from)
+        if self.observer is not None:
+            self.observer.decided(work, choice, now)
         return work.decision
 
     def move(self, reservation: Reservation, endpoint: Endpoint, now: float) -> None:

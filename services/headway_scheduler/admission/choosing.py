@@ -1,6 +1,6 @@
 """Candidates and their prices: pool ∩ GPU groups ∩ subset − excluded − hard guards, then the strategy's costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from headway_scheduler.admission.guards import GuardConfig, SoftGuards
+from headway_scheduler.admission.guards import GuardConfig, Marks, SoftGuards
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.ranking import first
@@ -37,8 +37,7 @@ class Choice(msgspec.Struct, eq=False):
 
     `slot`: the chosen one's; `dispatchable`: it may be given now; `binds_late`: if not, it is waited for and no other
     taken. `burst`: they are only borrowed. `transfer_ms`: to bring what each has of the prompt to its GPU; `known`:
-    what engines' own events say each has. `by_guard` finds what forbids each for now, as long as nothing has changed
-    since.
+    what engines' own events say each has. `marks` are the guards closed on each, `bits` those of them that were heeded.
     """
 
     slots: Slots
@@ -50,7 +49,8 @@ class Choice(msgspec.Struct, eq=False):
     slot: int
     dispatchable: bool
     binds_late: bool
-    by_guard: Callable[[], dict[str, BoolColumn]]
+    marks: Marks
+    bits: int
     burst: bool = False
 
     @property
@@ -191,10 +191,10 @@ class Chooser:
         # waited long enough waits for it at the head of the engine's own queue, where nobody passes it.
         late = work.patient and not work.urgent
         guards = priced.guards if late else priced.guards - {SoftGuard.KV_ROOM}
-        prompt_tokens = work.request.prompt_tokens
+        marks, bits = self.guards.marks(view, work.request.prompt_tokens), self.guards.bits(guards)
         if window_ms is None:
             # What may not be dispatched now comes last: take another.
-            blocked = self.guards.forbidden(guards, view, prompt_tokens)
+            blocked = (marks & bits).astype(np.bool_)
             order = self._order(view, priced.costs.cost, blocked)
             slot, dispatchable = int(slots[order[0]]), not blocked[order[0]]
         else:
@@ -203,8 +203,7 @@ class Chooser:
             slot = slots.item(order[0])
             queued = self._fleet.columns.prefill_us.item(slot) / 1e3
             ahead = tentative is not None and tentative.holds(slot)
-            forbidden = self.guards.forbids(guards, view, order[0], prompt_tokens)
-            dispatchable = not forbidden and not ahead and queued < window_ms / self._time_scale
+            dispatchable = not marks.item(order[0]) & bits and not ahead and queued < window_ms / self._time_scale
         if priced.costs.prefill_ms is not None:
             work.least_prefill_ms = float(np.minimum.reduce(priced.costs.prefill_ms))
         return Choice(
@@ -217,7 +216,8 @@ class Chooser:
             slot,
             bool(dispatchable),
             window_ms is not None,
-            lambda: {each.value: them for each, them in self.guards.blocked(guards, view, prompt_tokens).items()},
+            marks,
+            bits,
         )
 
     def _order(self, view: View, cost: FloatColumn, blocked: BoolColumn) -> list[int]:

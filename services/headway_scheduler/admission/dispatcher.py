@@ -19,10 +19,12 @@ from headway_scheduler.admission.explaining import Explanation, rows_of
 from headway_scheduler.admission.fairness import DEFAULT_WEIGHTS, FairShare, ServiceWeights
 from headway_scheduler.admission.guards import GuardConfig
 from headway_scheduler.admission.holds import DEFAULT_LIMITS, Hold, HoldLimits, HoldOrder, Holds, Line, Waiter, Work
+from headway_scheduler.admission.observing import Observer
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
 from headway_scheduler.admission.retries import Retries, RetryConfig
 from headway_scheduler.admission.salts import Salts
+from headway_scheduler.admission.watching import Verdict
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Tenant
 from headway_scheduler.domain.request import Request
@@ -131,6 +133,10 @@ class Dispatcher:
         ledger.on_end.append(self._on_end)
         ledger.on_room.append(self._on_room)
 
+    def observe(self, observer: Observer) -> None:
+        """Tell it of every decision and refusal from now on."""
+        self._booker.observer = observer
+
     @property
     def routes(self) -> int:
         """Decisions made."""
@@ -142,11 +148,15 @@ class Dispatcher:
         self, request: Request, tenant: Tenant, owner: Owner, now: float, deadline: float | None = None
     ) -> Decision | Waiter:
         """Decide now, or hold. `deadline`: when the caller gives up by itself. Raises every refusal of errors.py."""
+        observer = self._booker.observer
+        began = 0.0 if observer is None else observer.timer()
         try:
             outcome = self._submit(request, tenant, owner, now, deadline)
         except HeadwayError as error:
-            self.on_refused(request, self._limited(error, tenant.id, now))
+            self._note(request, self._limited(error, tenant.id, now), 0.0)
             raise
+        if observer is not None:
+            observer.submitted(observer.timer() - began)
         return outcome if isinstance(outcome, Waiter) else self._with_limits(outcome, tenant.id, now)
 
     def _submit(
@@ -229,7 +239,7 @@ class Dispatcher:
                 decision, waits_late = None, False  # its pool is gone for now; it may be back before the hold expires
             except Exception as error:  # it fails alone, and must not stop every pass before those behind it
                 self._let_go(hold)
-                hold.settle(unexpected(error))
+                self._refuse(hold, unexpected(error), now)
                 continue
             if decision is not None:
                 if self.holds.remove(hold):
@@ -247,7 +257,7 @@ class Dispatcher:
             refusal = self._expired(waiter.hold, now)
             tenant = waiter.hold.work.request.tenant
             self.give_up(waiter)
-            self.on_refused(waiter.hold.work.request, refusal)
+            self._note(waiter.hold.work.request, refusal, (now - waiter.hold.work.submitted_at) * 1e3)
             waiter.answer(self._limited(refusal, tenant, now))
         if now - self._tidied_at >= _TIDY_S:
             self._tidied_at = now
@@ -260,14 +270,13 @@ class Dispatcher:
             refusal = problem(request)
             if refusal is not None:
                 self._let_go(hold)
-                self.on_refused(request, refusal)
-                hold.settle(self._limited(refusal, request.tenant, now))
+                self._refuse(hold, self._limited(refusal, request.tenant, now), now)
 
-    def refuse_holds(self, error: HeadwayError) -> None:
+    def refuse_holds(self, error: HeadwayError, now: float) -> None:
         """Answer every hold with `error`: the scheduler goes away."""
         for hold in self.holds:
             self._let_go(hold)
-            hold.settle(error)
+            self._refuse(hold, error, now)
 
     # Reservations
 
@@ -296,6 +305,32 @@ class Dispatcher:
     def answered(self, work: Work, slot: int, tokens: int) -> None:
         """A request was answered with so many tokens."""
         self._booker.answered(work, slot, tokens)
+
+    # Requests that somebody else places
+
+    def appraise(self, request: Request, owner: Owner, now: float) -> Verdict:
+        """What Route would do; nothing is reserved, and no strategy's shadow is asked."""
+        self.ledger.advance(now)
+        work = self._work(request, owner, now)
+        bound = self.registry.bound(request.tenant, request.model)
+        try:
+            choice = self._chooser.choose(work, bound, now)
+        except HeadwayError as error:
+            return Verdict(request, now, refusal=error.reason)
+        ttft = choice.priced.costs.predicted_ttft_ms
+        return Verdict(
+            request,
+            now,
+            slots=choice.slots.tolist(),
+            chosen=choice.position,
+            hits=choice.hits.tolist(),
+            ttft_ms=None if ttft is None else ttft.tolist(),
+            held=not choice.dispatchable,
+        )
+
+    def place(self, request: Request, owner: Owner, endpoint: Endpoint, matched: int, now: float) -> Reservation:
+        """Count a request where somebody else placed it. No quota is charged: it was not admitted here."""
+        return self._booker.restore(request, owner, endpoint, matched, now)
 
     # Explain
 
@@ -495,8 +530,7 @@ class Dispatcher:
             message = "a best-effort call was held, and gave its place to one of a higher priority"
             refusal = Shed(message, retry_after_s=self._retry_after(victim.work.request, now))
             self._let_go(victim)
-            self.on_refused(victim.work.request, refusal)
-            victim.settle(self._limited(refusal, victim.work.request.tenant, now))
+            self._refuse(victim, self._limited(refusal, victim.work.request.tenant, now), now)
         lines = self.holds.waiting_in(request.priority)
         if request.tenant not in lines:
             self.fair.begin_to_wait(request.tenant, lines)
@@ -521,6 +555,17 @@ class Dispatcher:
         """Every call of the reservation's owner that waited has a part in it."""
         reservation = self.ledger.reservations[decision.reservation_id]
         reservation.claims = sum(waiter.owner is reservation.owner for waiter in hold.waiters)
+
+    def _refuse(self, hold: Hold, error: HeadwayError, now: float) -> None:
+        """Answer a hold, and note it."""
+        self._note(hold.work.request, error, (now - hold.work.submitted_at) * 1e3)
+        hold.settle(error)
+
+    def _note(self, request: Request, error: HeadwayError, held_ms: float) -> None:
+        """Whoever counts or remembers refusals hears of this one."""
+        self.on_refused(request, error)
+        if self._booker.observer is not None:
+            self._booker.observer.refused(request, error, held_ms)
 
     def _let_go(self, hold: Hold) -> None:
         if self.holds.remove(hold):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headway_scheduler.admission.choosing import Choice, Chooser
+from headway_scheduler.admission.guards import marked
 from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.domain.decision import Why
@@ -56,7 +57,6 @@ def rows_of(
     in_split = {slot for tier in lane for slot in tier.pool.slots.tolist()}
     positions = {} if choice is None else {slot: n for n, slot in enumerate(choice.slots.tolist())}
     hits = prefixes.match(work, now).tokens(np.array(seen, np.int32), fleet.columns.capacity)
-    by_guard = {} if choice is None else choice.by_guard()
     rows = []
     for number, slot in enumerate(seen):
         endpoint, position = fleet.by_slot[slot], positions.get(slot)
@@ -72,7 +72,7 @@ def rows_of(
             rows.append(Row(endpoint, False, tuple(hard), (), None, None, int(hits[number]), details))
             continue
         ttft = choice.priced.costs.predicted_ttft_ms
-        soft = tuple(name for name, forbidden in by_guard.items() if forbidden[position])
+        soft = marked(choice.marks.item(position), choice.bits)
         rows.append(
             Row(
                 endpoint,

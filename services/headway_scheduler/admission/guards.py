@@ -11,23 +11,29 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from headway_scheduler.fleet.columns import Columns
+from headway_scheduler.compiling import compiled
+from headway_scheduler.fleet.columns import Columns, FloatColumn, IntColumn, Slots
 from headway_scheduler.fleet.fleet import Endpoint
 from headway_scheduler.strategies.base import SoftGuard, View
 
-__all__ = ["GuardConfig", "SoftGuards"]
+__all__ = ["GuardConfig", "Marks", "SoftGuards", "marked"]
 
-BoolColumn = npt.NDArray[np.bool_]
+Marks = npt.NDArray[np.uint8]
+"""The guards that are closed, as bits, an entry a candidate."""
 
-_BITS: Final = {
+_LATCHED: Final = {
     SoftGuard.MEMORY_PRESSURE: 1,
     SoftGuard.HEAT: 2,
     SoftGuard.THROTTLE: 4,
     SoftGuard.POWER_BRAKE: 8,
 }
-"""The latched ones. KV room is not among them: it depends on the request."""
-_PRESSED, _HOT, _THROTTLED, _BRAKED = _BITS.values()
+"""KV room is not among them: it depends on the request."""
+_PRESSED, _HOT, _THROTTLED, _BRAKED = _LATCHED.values()
 _BRAKE: Final = "power_brake"
+_ROOM: Final = 128
+_BITS: Final = {**_LATCHED, SoftGuard.KV_ROOM: _ROOM}
+"""All, as they stand in a mark."""
+_NOBODY: Final = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +69,8 @@ class SoftGuards:
         self._config = config or GuardConfig()
         self._closed = np.zeros(columns.capacity, np.uint8)
         self._records: dict[tuple[int, int], _Closed] = {}
-        self._on = _sum(frozenset(_BITS) - self._config.off)
-        self._room = SoftGuard.KV_ROOM not in self._config.off
+        self._on = _sum(frozenset(_LATCHED) - self._config.off)
+        self._bits: dict[frozenset[SoftGuard], int] = {}
 
     # When telemetry comes
 
@@ -91,71 +97,68 @@ class SoftGuards:
         """Its endpoint is gone: the next one there starts with open guards."""
         self._grow()
         self._closed[slot] = 0
-        for bit in _BITS.values():
+        for bit in _LATCHED.values():
             self._records.pop((slot, bit), None)
 
     # When a decision is made
 
-    def blocked(self, guards: frozenset[SoftGuard], view: View, prompt_tokens: int) -> dict[SoftGuard, BoolColumn]:
-        """For each guard in `guards`, which of the view's candidates it forbids now to a prompt of so many tokens."""
-        self._grow()
-        closed = self._closed.take(view.slots)
-        found: dict[SoftGuard, BoolColumn] = {
-            guard: (closed & bit).astype(np.bool_) for guard, bit in _BITS.items() if guard in guards
-        }
-        if SoftGuard.KV_ROOM in guards and self._room:
-            found[SoftGuard.KV_ROOM] = _lacks_room(view, prompt_tokens)
-        return found
+    def marks(self, view: View, prompt_tokens: int) -> Marks:
+        """Which guards are closed on each candidate to a prompt of so many tokens, as bits.
 
-    def forbidden(self, guards: frozenset[SoftGuard], view: View, prompt_tokens: int) -> BoolColumn:
-        """Which of the view's candidates any guard in `guards` forbids now."""
-        found: BoolColumn
-        if self._records and guards:
+        Of all guards, whether a strategy heeds them or not: `bits` picks those that it does.
+        """
+        c, closed, tentative = self._columns, self._closed, view.tentative
+        if len(closed) != len(c.inflight):
             self._grow()
-            found = (self._closed.take(view.slots) & _sum(guards)).astype(np.bool_)
-        else:
-            found = np.zeros(len(view), np.bool_)
-        if SoftGuard.KV_ROOM in guards and self._room:
-            found |= _lacks_room(view, prompt_tokens)
+            closed = self._closed
+        found = np.empty(len(view.slots), np.uint8)
+        ahead = _NOBODY if tentative is None else tentative.inflight
+        _mark(
+            closed,
+            c.kv_use,
+            c.kv_capacity,
+            c.kv_tokens,
+            c.inflight,
+            c.external,
+            ahead,
+            view.slots,
+            view.hit_tokens,
+            prompt_tokens,
+            found,
+        )
         return found
 
-    def forbids(self, guards: frozenset[SoftGuard], view: View, position: int, prompt_tokens: int) -> bool:
-        """Does any guard in `guards` forbid this one candidate, for which nobody waits?"""
-        slot = view.slots.item(position)
-        if self._records and slot < len(self._closed) and self._closed.item(slot) & _sum(guards):
-            return True
-        c = self._columns
-        if SoftGuard.KV_ROOM not in guards or not self._room:
-            return False
-        if not c.inflight.item(slot) + c.external.item(slot) > 0.0:
-            return False
-        capacity, booked = c.kv_capacity.item(slot), float(c.kv_tokens.item(slot))
-        used = c.kv_use.item(slot) * capacity
-        room = capacity - (max(used, booked) if used == used else booked)  # NaN, not itself: unknown
-        return bool(room < prompt_tokens - view.hit_tokens[position])
+    def bits(self, guards: frozenset[SoftGuard]) -> int:
+        """What stands for `guards` in marks, without those that are off."""
+        found = self._bits.get(guards)
+        if found is None:
+            found = self._bits[guards] = _sum(guards - self._config.off)
+        return found
 
     # For people
 
     def peek(self, guards: frozenset[SoftGuard], slot: int) -> list[SoftGuard]:
         """Which of `guards` are closed on `slot`; KV room depends on a request."""
-        return [guard for guard, bit in _BITS.items() if guard in guards and (slot, bit) in self._records]
+        return [guard for guard, bit in _LATCHED.items() if guard in guards and (slot, bit) in self._records]
 
     def detail(self, guard: SoftGuard, slot: int) -> str:
         """What closed a guard on `slot`: the device or the cache, its value and the limit; empty: it is open."""
-        record = self._records.get((slot, _BITS.get(guard, 0)))
+        record = self._records.get((slot, _LATCHED.get(guard, 0)))
         return "" if record is None else record.detail
 
     def details(self, slot: int) -> dict[str, str]:
         """The same for each that is closed there, by name."""
         return {
-            guard.value: self._records[slot, bit].detail for guard, bit in _BITS.items() if (slot, bit) in self._records
+            guard.value: self._records[slot, bit].detail
+            for guard, bit in _LATCHED.items()
+            if (slot, bit) in self._records
         }
 
     # Inside
 
     def _latch(self, endpoint: Endpoint, closed: int, found: int, now: float) -> int:
         slot = endpoint.slot
-        for guard, bit in _BITS.items():
+        for guard, bit in _LATCHED.items():
             record = self._records.get((slot, bit))
             if found & bit:
                 if record is None:
@@ -192,12 +195,47 @@ class SoftGuards:
             self._closed = np.concatenate([self._closed, np.zeros(missing, np.uint8)])
 
 
+def marked(mark: int, bits: int) -> tuple[str, ...]:
+    """The names of the guards that `bits` picks, of those that were closed in a mark."""
+    return tuple(guard.value for guard, bit in _BITS.items() if mark & bits & bit)
+
+
 def _sum(guards: Iterable[SoftGuard]) -> int:
     return sum(_BITS.get(guard, 0) for guard in guards)
 
 
-def _lacks_room(view: View, prompt_tokens: int) -> BoolColumn:
-    # An idle endpoint has all the room it will ever have.
-    need = prompt_tokens - view.hit_tokens
-    found: BoolColumn = (view.kv_room_tokens < need) & (view.inflight > 0)
-    return found
+@compiled(
+    "void(uint8[::1], float64[::1], float64[::1], int64[::1], int64[::1], float64[::1], float64[::1],"
+    " int32[::1], float64[::1], int64, uint8[::1])"
+)
+def _mark(
+    closed: npt.NDArray[np.uint8],
+    kv_use: FloatColumn,
+    kv_capacity: FloatColumn,
+    kv_tokens: IntColumn,
+    inflight: IntColumn,
+    external: FloatColumn,
+    ahead: FloatColumn,
+    slots: Slots,
+    hits: FloatColumn,
+    prompt_tokens: int,
+    found: npt.NDArray[np.uint8],
+) -> None:
+    """What is latched, and where the KV cache has no room. An idle endpoint has all the room it will ever have.
+
+    `ahead`: requests tentatively placed, by slot; empty: none.
+    """
+    for number in range(len(slots)):
+        slot = slots[number]
+        mark = closed[slot]
+        here = inflight[slot] + external[slot]
+        if len(ahead):
+            here += ahead[slot]
+        if here > 0.0:
+            capacity, booked = kv_capacity[slot], float(kv_tokens[slot])
+            used = kv_use[slot] * capacity
+            if used == used and used > booked:  # NaN, not itself: unknown
+                booked = used
+            if capacity - booked < prompt_tokens - hits[number]:
+                mark |= _ROOM
+        found[number] = mark

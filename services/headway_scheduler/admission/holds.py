@@ -58,7 +58,8 @@ class Work(msgspec.Struct, eq=False):
     `urgent`: it has waited so long that it goes before all others of its priority;
     `patient`: it may be held at all; `split`: which of its model's splits it was drawn for last; `retry`: it counts as
     a retry now (`Retries`); `cached`: of its prompt where it would go, as last priced; `charge`: what its tenant was
-    charged for it (`fairness`); `first_at`: since when it is the first of its tenant's line.
+    charged for it (`fairness`); `first_at`: since when it is the first of its tenant's line; `seen` is the observer's
+    (`observing`).
     """
 
     request: Request
@@ -85,6 +86,7 @@ class Work(msgspec.Struct, eq=False):
     first_at: float | None = None
     split: str = ""
     retry: bool = False
+    seen: object = None
 
     @property
     def data(self) -> bytes:

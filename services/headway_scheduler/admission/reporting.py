@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from headway_scheduler.admission.dispatcher import Dispatcher
 from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.observing import Observer
 from headway_scheduler.domain.report import (
     Finished,
     FirstToken,
@@ -35,6 +36,10 @@ class Reporting:
     record_usage: UsageRecorder
     on_failed: Callable[[str, str], None] = lambda _tenant, _model: None
     """Called with tenant and model when an endpoint failed a request."""
+    first_tokens: int = 0
+    ttft_ms_sum: float = 0.0
+    predicted_ttft_ms_sum: float = 0.0
+    observer: Observer | None = None
 
     def apply(self, owner: Owner, reservation_id: str, report: Report, now: float) -> tuple[ReportStatus, str]:
         """The status, and for INVALID what is wrong. A reservation of another principal is unknown to this one."""
@@ -65,6 +70,11 @@ class Reporting:
         if first and isinstance(work, Work):
             self.dispatcher.retries.over(work)  # it went well: what may still be tried again is not this one
             work.ttft_ms = report.ttft_ms
+            predicted_ms = reservation.predicted_ttft_ms
+            if report.ttft_ms is not None and predicted_ms is not None:
+                self.first_tokens += 1
+                self.ttft_ms_sum += report.ttft_ms
+                self.predicted_ttft_ms_sum += predicted_ms
             if work.flight is not None:
                 self.costs.first_token(work.flight, report.ttft_ms, now)
         return (ReportStatus.APPLIED if first else ReportStatus.DUPLICATE), ""
@@ -88,6 +98,8 @@ class Reporting:
         dispatcher, work, usage = self.dispatcher, reservation.attachment, report.usage
         endpoint = dispatcher.fleet.by_slot[reservation.slot]
         succeeded = report.outcome is Outcome.SUCCESS
+        if self.observer is not None and isinstance(work, Work):
+            self.observer.finished(reservation, work, report)
         if succeeded and isinstance(work, Work):
             self._learn(reservation, work, report, now)
         if isinstance(work, Work):

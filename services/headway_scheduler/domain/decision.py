@@ -11,7 +11,7 @@ from headway_scheduler.domain.request import TaskClass
 __all__ = ["Decision", "Placement", "PrefixHolder", "Why"]
 
 
-class Placement(msgspec.Struct, frozen=True):
+class Placement(msgspec.Struct, frozen=True, gc=False):
     """An endpoint as an answer names it. `headers`: what a request for it must carry, to reach its rank."""
 
     spec: EndpointSpec
@@ -34,14 +34,14 @@ class Why(msgspec.Struct, frozen=True, gc=False):
     held_ms: float = 0.0
 
 
-class PrefixHolder(msgspec.Struct, frozen=True):
+class PrefixHolder(msgspec.Struct, frozen=True, gc=False):
     """An endpoint that holds so many tokens of the prompt, from its beginning."""
 
     placement: Placement
     tokens: int
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, gc=False):
     """An endpoint chosen and a place reserved on it. `rate_limits`: of a tenant that has quotas."""
 
     request_id: str

@@ -5,11 +5,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from headway_scheduler.domain.endpoint import SchedulingState
 
 __all__ = [
+    "EVERYBODY",
     "AuditEntry",
     "Binding",
     "BindingMode",
@@ -28,6 +29,9 @@ __all__ = [
     "StrategyRevision",
     "Tenant",
 ]
+
+EVERYBODY: Final = "*"
+"""In place of a tenant's id: every tenant, of today and to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ class Tenant:
     """Who sends requests. `priority`: -1 best effort, 0 standard, 1 critical.
 
     `models`, `adapters`: those it may ask for; empty: all. `model_quotas` hold within `quotas`, by the model's id
-    or an alias.
+    or an alias. `routed_percent`: how many of 100 of its requests are routed; data planes balance the others, and are
+    watched.
     """
 
     id: str
@@ -78,6 +83,7 @@ class Tenant:
     models: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
     model_quotas: Mapping[str, Quotas] = field(default_factory=dict)
+    routed_percent: int = 100
     meta: StoredMeta | None = None
 
     @property
@@ -290,7 +296,10 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """Everything admins configured, by id, at one moment. `version` grows with every change of the store."""
+    """Everything admins configured, by id, at one moment. `version` grows with every change of the store.
+
+    `bypassed`: ids of the tenants whose requests are left alone; `EVERYBODY`: all requests are.
+    """
 
     version: int = 0
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
@@ -302,3 +311,8 @@ class DesiredState:
     credentials: Mapping[str, Credential] = field(default_factory=dict)
     node_states: Mapping[str, SchedulingState] = field(default_factory=dict)
     endpoint_states: Mapping[str, SchedulingState] = field(default_factory=dict)
+    bypassed: frozenset[str] = frozenset()
+
+    def bypasses(self, tenant: str) -> bool:
+        """Are this tenant's requests left alone?"""
+        return bool(self.bypassed) and (EVERYBODY in self.bypassed or tenant in self.bypassed)

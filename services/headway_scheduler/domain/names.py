@@ -10,6 +10,7 @@ from headway_scheduler.errors import InvalidField
 
 __all__ = [
     "BINDINGS",
+    "BYPASS",
     "CREDENTIALS",
     "DEFAULT_GROUP",
     "DEFAULT_TENANT",
@@ -35,6 +36,9 @@ ENDPOINTS: Final = "endpoints"
 STRATEGIES: Final = "strategies"
 STRATEGY_BINDINGS: Final = "strategyBindings"
 CREDENTIALS: Final = "credentials"
+
+BYPASS: Final = "bypass"
+"""What audits name where everybody's requests are left alone, or no more."""
 
 DEFAULT_TENANT: Final = "default"
 DEFAULT_GROUP: Final = "all"

@@ -50,7 +50,7 @@ class Subset:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """A validated request: names resolved to ids, prompt in canonical form.
 
     `prompt_tokens` is exact where ids were given, else estimated by the model's bytes a token. `max_wait_s` is None

@@ -15,7 +15,8 @@ from grpc.aio import ServicerContext
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.report import Finished, Outcome, ReportStatus, ServedBy, Usage
-from headway_scheduler.envoy.light import RESERVATION
+from headway_scheduler.envoy.light import OBSERVATION, RESERVATION
+from headway_scheduler.envoy.watching import Watched
 from headway_scheduler.rpc.authentication import current_principal
 from headway_scheduler.rpc.calls import UnaryCalls
 
@@ -60,8 +61,13 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
 
     def _end(self, entry: Entry, principal: Principal) -> None:
         common = entry.common_properties
-        reservation_id = _reservation_of(common)
-        if not reservation_id or common.intermediate_log_entry:
+        if common.intermediate_log_entry:
+            return
+        if observation := _named(common, OBSERVATION):
+            self._observe(entry, observation, principal)
+            return
+        reservation_id = _named(common, RESERVATION)
+        if not reservation_id:
             return
         reservation = self._scheduler.ledger.find(reservation_id)
         if reservation is None:
@@ -78,6 +84,24 @@ class AccessLogService(als_pb2_grpc.AccessLogServiceServicer):  # type: ignore[m
         status, detail = self._calls.apply(reservation_id, finished, principal)
         if status is not ReportStatus.APPLIED:
             log.warning("access_log_entry_not_applied", reservation=reservation_id, status=status.value, detail=detail)
+
+    def _observe(self, entry: Entry, observation: str, principal: Principal) -> None:
+        """A request that was only watched: where it went, and how long its first token took."""
+        scheduler, common = self._scheduler, entry.common_properties
+        verdict = scheduler.observations.take(observation)
+        if verdict is None:
+            return
+        address = common.upstream_remote_address.socket_address
+        served = f"{address.address}:{address.port_value}" if address.address else ""
+        reservation_id = Watched(scheduler, verdict).went_to(served, self._calls.owner(principal))
+        reservation = scheduler.ledger.find(reservation_id)
+        if reservation is None:
+            return
+        ttft_ms = self._ttft_ms(entry, reservation.slot)
+        if ttft_ms is not None:
+            scheduler.observations.first_token(verdict, ttft_ms)
+        finished = Finished(outcome_of(entry), Usage(), _milliseconds(common, "duration"), ttft_ms)
+        self._calls.apply(reservation_id, finished, principal)
 
     def _served_by(self, common: Common) -> str:
         """The endpoint's own address; empty where none was reached."""
@@ -122,12 +146,13 @@ def _any(flags: accesslog_pb2.ResponseFlags, names: tuple[str, ...]) -> bool:
     return any(getattr(flags, name) for name in names)
 
 
-def _reservation_of(common: Common) -> str:
+def _named(common: Common, key: str) -> str:
+    """What the dynamic metadata of our answer says under `key`."""
     metadata = common.metadata.filter_metadata
     if _NAMESPACE not in metadata:
         return ""
     fields = metadata[_NAMESPACE].fields
-    return str(fields[RESERVATION].string_value) if RESERVATION in fields else ""
+    return str(fields[key].string_value) if key in fields else ""
 
 
 def _milliseconds(common: Common, field: str) -> float | None:

@@ -11,7 +11,7 @@ from grpc.aio import ServicerContext
 from headway_openai.errors import ApiError
 
 from headway_scheduler.envoy.head import Head, head_of
-from headway_scheduler.envoy.light import CHECK, RESERVATION, LightPicker, Pick
+from headway_scheduler.envoy.light import CHECK, OBSERVATION, RESERVATION, LightPicker, Pick
 from headway_scheduler.envoy.plane import Plane, plane_of
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.faults import unexpected
@@ -77,6 +77,8 @@ def _allowed(pick: Pick, head: Head) -> external_auth_pb2.CheckResponse:
     ok.response_headers_to_add.extend(_header(name, value) for name, value in pick.answer_headers.items())
     if pick.decision is not None:
         response.dynamic_metadata.fields[RESERVATION].string_value = pick.decision.reservation_id
+    if pick.observation:
+        response.dynamic_metadata.fields[OBSERVATION].string_value = pick.observation
     return response
 
 

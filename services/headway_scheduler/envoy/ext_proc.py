@@ -13,6 +13,7 @@ from headway_scheduler.domain.desired import Principal
 from headway_scheduler.envoy import replies
 from headway_scheduler.envoy.exchange import Exchange
 from headway_scheduler.envoy.fixed_bodies import FixedBodies
+from headway_scheduler.envoy.observer import ObservedExchange
 from headway_scheduler.envoy.plane import Plane, plane_of
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.faults import unexpected
@@ -66,7 +67,16 @@ class ExtProcService:
             fault = unexpected(error, method=_METHOD)
             await context.abort(grpc.StatusCode.INTERNAL, fault.message)
 
-    def _exchange(self, principal: Principal, plane: Plane, context: Context) -> Exchange:
+    def _exchange(self, principal: Principal, plane: Plane, context: Context) -> Exchange | ObservedExchange:
+        if plane.observe:
+            return ObservedExchange(
+                self._scheduler,
+                principal,
+                plane,
+                context,
+                longest_body=self._longest,
+                tenant_of=self._authenticator.user_tenant,
+            )
         return Exchange(
             self._scheduler,
             principal,

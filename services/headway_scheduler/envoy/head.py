@@ -9,6 +9,7 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from headway.routing.v1 import routing_pb2
 from headway_openai.body import Api
+from headway_tracing.build import TRACE_HEADERS, trace_context
 
 from headway_scheduler.domain.tokens import TOKEN_PREFIX
 from headway_scheduler.envoy.plane import Control, Plane, UserKeys
@@ -80,6 +81,12 @@ class Head:
     def tenant_in(self, plane: Plane) -> str:
         """Whom a request acts for that no control header is looked at for; empty: the plane's own tenant."""
         return self.tenant or plane.tenant
+
+    def carry_trace(self, route: routing_pb2.RouteRequest) -> dict[str, str]:
+        """Say whose work it is, as the headers do. They go on to the engine by themselves."""
+        trace = trace_context(self.values)
+        route.traceparent, route.tracestate = (trace.get(name, "") for name in TRACE_HEADERS)
+        return trace
 
     def apply(self, route: routing_pb2.RouteRequest, plane: Plane) -> None:
         """Complete what the body asks for by what the plane says, and the headers that it trusts.

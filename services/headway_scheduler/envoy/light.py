@@ -13,23 +13,27 @@ from headway_openai.body import Api, parse_body
 from headway_openai.errors import ApiError
 from headway_openai.prefix import parse_prefix
 
+from headway_scheduler.admission.watching import is_routed
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.decision import Decision
-from headway_scheduler.domain.desired import Principal
+from headway_scheduler.domain.desired import EVERYBODY, Principal
 from headway_scheduler.envoy.destinations import any_endpoint, destinations
 from headway_scheduler.envoy.fixed_bodies import FixedBodies
 from headway_scheduler.envoy.head import DESTINATION, Head
 from headway_scheduler.envoy.plane import Plane
 from headway_scheduler.errors import HeadwayError, InvalidField
 from headway_scheduler.rpc.calls import UnaryCalls
+from headway_scheduler.rpc.convert.routing import request_from_proto
 
-__all__ = ["CHECK", "EXT_AUTHZ", "RESERVATION", "LightPicker", "Pick"]
+__all__ = ["CHECK", "EXT_AUTHZ", "OBSERVATION", "RESERVATION", "LightPicker", "Pick"]
 
 EXT_AUTHZ: Final = "envoy.service.auth.v3.Authorization"
 CHECK: Final = f"/{EXT_AUTHZ}/Check"
 """What a caller must be allowed to call."""
 RESERVATION: Final = "headway.reservation"
 """Where the dynamic metadata of an answer names the reservation. Clients cannot write it, engines never see it."""
+OBSERVATION: Final = "headway.observation"
+"""The same for a request that is only watched."""
 
 _NONE: Final[Mapping[str, str]] = MappingProxyType({})
 _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
@@ -38,12 +42,13 @@ _PARTIAL: Final = "x-envoy-auth-partial-body"
 
 class Pick(msgspec.Struct, frozen=True):
     """Headers to give to the request, those to add to its answer, and what was reserved: None for requests without a
-    body.
+    body, and for those that are not ours to place. `observation`: the id of one that is only watched.
     """
 
     headers: Mapping[str, str]
     answer_headers: Mapping[str, str] = _NONE
     decision: Decision | None = None
+    observation: str = ""
 
 
 class LightPicker:
@@ -57,16 +62,25 @@ class LightPicker:
         self, principal: Principal, plane: Plane, head: Head, method: str, raw: bytes, remaining_s: float | None
     ) -> Pick:
         """`raw`: the body, or its beginning. `remaining_s`: how long Envoy waits for this, None if it does not say."""
+        if self._is_bypassed(principal, head, plane):
+            return Pick(_NONE)
         if method in _BODILESS:
+            if plane.observe:
+                return Pick(_NONE)
             self._scheduler.check_serves()
             tenant = self._scheduler.intake.tenant(principal, head.tenant_in(plane))
             return Pick({DESTINATION: any_endpoint(self._scheduler, tenant.id, None)})
         route = _wanted(head.api, raw, head, plane)
         asked = route.model
         head.apply(route, plane)
+        if self._scheduler.tracing is not None:
+            head.carry_trace(route)
         if route.model != asked:
             raise InvalidField("x-gateway-model-name-rewrite", "this plane cannot change the body")
         prompt_tokens = self._prompt_tokens(route, raw, head)
+        observation = self._observed(route, principal, prompt_tokens, head, plane)
+        if observation:
+            return Pick(_NONE, observation=observation)
         decision = await self._calls.route(route, principal, remaining_s, prompt_tokens)
         try:
             self._fixed_bodies.check(decision, asked, principal, route.tenant)
@@ -79,6 +93,33 @@ class LightPicker:
             _NONE if decision.rate_limits is None else decision.rate_limits.headers(),
             decision,
         )
+
+    def _is_bypassed(self, principal: Principal, head: Head, plane: Plane) -> bool:
+        """Shall this request be left alone?"""
+        desired = self._scheduler.desired
+        if not desired.bypassed:
+            return False
+        if EVERYBODY in desired.bypassed:
+            return True
+        route = routing_pb2.RouteRequest()
+        head.apply(route, plane)
+        return desired.bypasses(self._scheduler.intake.tenant(principal, route.tenant).id)
+
+    def _observed(
+        self, route: routing_pb2.RouteRequest, principal: Principal, tokens: int | None, head: Head, plane: Plane
+    ) -> str:
+        """Watch a request that is not ours to place; the id under which the access log tells of it. Empty: it is."""
+        scheduler = self._scheduler
+        asked = scheduler.intake.tenant(principal, route.tenant)
+        if not plane.observe and asked.routed_percent >= 100:
+            return ""
+        number = scheduler.ledger.new_id()
+        request, tenant = request_from_proto(route, principal, scheduler.intake, number, tokens)
+        if not plane.observe and is_routed(tenant, request.session_id, head.values.get("x-request-id", number)):
+            return ""
+        owner = self._calls.owner(principal)
+        scheduler.observations.wait(number, scheduler.dispatcher.appraise(request, owner, scheduler.clock()))
+        return number
 
     def _prompt_tokens(self, route: routing_pb2.RouteRequest, raw: bytes, head: Head) -> int | None:
         """The whole prompt's length, by the whole body's, where only the beginning is here."""

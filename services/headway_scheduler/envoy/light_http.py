@@ -12,7 +12,7 @@ from headway_openai.errors import ApiError
 
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.envoy.head import head_of
-from headway_scheduler.envoy.light import CHECK, RESERVATION, LightPicker
+from headway_scheduler.envoy.light import CHECK, OBSERVATION, RESERVATION, LightPicker
 from headway_scheduler.envoy.plane import UserKeys, plane_of
 from headway_scheduler.errors import HeadwayError, InvalidField
 from headway_scheduler.faults import unexpected
@@ -60,6 +60,8 @@ class LightHttp:
         except Exception as error:
             return _refused(api_error(unexpected(error, method=CHECK)))
         headers = {**pick.headers, **pick.answer_headers}
+        if pick.observation:
+            headers[OBSERVATION] = pick.observation
         if pick.decision is None:
             return web.Response(headers=headers)
         headers[RESERVATION] = pick.decision.reservation_id

@@ -45,7 +45,7 @@ class Plane:
     `tenant`: whom its requests act for; empty: the credential's own. `model`: asked for where no body tells.
     `trusts`: control headers that count. `message_timeout_s` and `max_message_timeout_s` are Envoy's own settings of
     these names; None: not told. `include_usage`: have streams end with their usage. `user_keys`: users' keys name the
-    tenant, before anything else does.
+    tenant, before anything else does. `observe`: another router picks, we only watch.
     """
 
     tenant: str = ""
@@ -55,6 +55,7 @@ class Plane:
     max_message_timeout_s: float | None = None
     include_usage: bool = True
     user_keys: UserKeys = UserKeys.NO
+    observe: bool = False
 
 
 def plane_of(metadata: Iterable[tuple[str, str | bytes]]) -> Plane:
@@ -114,5 +115,6 @@ _READERS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     f"{_PREFIX}message-timeout": ("message_timeout_s", _duration),
     f"{_PREFIX}max-message-timeout": ("max_message_timeout_s", _duration),
     f"{_PREFIX}include-usage": ("include_usage", _switch),
+    f"{_PREFIX}observe": ("observe", _switch),
     f"{_PREFIX}user-keys": ("user_keys", _user_keys),
 }

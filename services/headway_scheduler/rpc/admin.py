@@ -13,6 +13,7 @@ from headway.admin.v1.admin_pb2_grpc import AdminServicer
 
 from headway_scheduler.domain import names
 from headway_scheduler.domain.desired import (
+    EVERYBODY,
     Binding,
     Credential,
     DesiredState,
@@ -35,6 +36,7 @@ from headway_scheduler.rpc.convert.admin import (
     STRATEGY_BINDINGS,
     TENANTS,
     audit_message,
+    bypassed_names,
     endpoint_message,
     moment,
     node_message,
@@ -444,6 +446,15 @@ class AdminService(AdminServicer):
             await store()
             await self._resources.wrote(write)
 
+    # bypass
+
+    async def SetBypass(self, request: pb.SetBypassRequest, context: Context) -> pb.SetBypassResponse:
+        tenant = self._parent_tenant(request.tenant, "tenant") if request.tenant else EVERYBODY
+        write = write_of("SetBypass", request)
+        await self._store.set_bypass(tenant, request.bypass, write)
+        await self._resources.wrote(write)
+        return pb.SetBypassResponse(bypassed=bypassed_names(self._state()))
+
     # usage
 
     async def ListUsage(self, request: pb.ListUsageRequest, context: Context) -> pb.ListUsageResponse:
@@ -482,13 +493,13 @@ class AdminService(AdminServicer):
 
     # what is live, joined with what is desired
 
-    def _parent_tenant(self, parent: str) -> str:
+    def _parent_tenant(self, parent: str, field: str = "parent") -> str:
         """The tenant in `tenants/acme`, empty for `tenants/-`: every tenant."""
-        if parent == _EVERY_TENANT:
+        if parent == _EVERY_TENANT and field == "parent":
             return ""
-        tenant = names.parse_name(names.TENANTS, parent, "parent")
+        tenant = names.parse_name(names.TENANTS, parent, field)
         if tenant not in self._state().tenants:
-            raise UnknownTenant(parent, "parent")
+            raise UnknownTenant(parent, field)
         return tenant
 
     def _nodes(self) -> dict[str, NodeView]:

@@ -51,6 +51,7 @@ ROLES: Final[Mapping[str, Roles]] = {
     **_each(routing_pb2.DESCRIPTOR.services_by_name["Router"], _ROUTERS),
     **_each(telemetry_pb2.DESCRIPTOR.services_by_name["Telemetry"], _AGENTS),
     **_each(fleet_pb2.DESCRIPTOR.services_by_name["Fleet"], _WATCHERS),
+    **{f"/headway.fleet.v1.Fleet/{verb}": _READERS for verb in ("ListDecisions", "GetDecision", "WatchDecisions")},
     WHO_AM_I: _EVERYONE,
     **_each(external_processor_pb2.DESCRIPTOR.services_by_name["ExternalProcessor"], _ROUTERS),
     **_each(ads_pb2.DESCRIPTOR.services_by_name["AggregatedDiscoveryService"], _ROUTERS),

@@ -16,6 +16,7 @@ from headway_scheduler.fleet.ledger import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import request_from_proto
 from headway_scheduler.rpc.held import HeldCall
+from headway_scheduler.rpc.spans import RouteSpan
 
 __all__ = ["MAX_BATCH", "UnaryCalls"]
 
@@ -43,6 +44,7 @@ class UnaryCalls:
         Cancelled, it leaves no trace.
         """
         scheduler = self._scheduler
+        span = None if scheduler.tracing is None else RouteSpan(scheduler.tracing, message)
         try:
             await scheduler.opened()
             scheduler.check_takes()
@@ -51,10 +53,15 @@ class UnaryCalls:
             wanted, tenant = request_from_proto(message, principal, scheduler.intake, new_id, prompt_tokens)
             deadline = None if remaining_s is None else now + remaining_s
             outcome = scheduler.dispatcher.submit(wanted, tenant, self.owner(principal), now, deadline)
-            return await self.settled(outcome) if isinstance(outcome, Waiter) else outcome
+            decision = await self.settled(outcome) if isinstance(outcome, Waiter) else outcome
         except HeadwayError as error:
             scheduler.count_refusal(error)
+            if span is not None:
+                span.answered(error)
             raise
+        if span is not None:
+            span.answered(decision)
+        return decision
 
     def report(self, reports: Iterable[pb.Report], principal: Principal) -> list[pb.ReportResult]:
         """Apply each report; one bad report spoils none of the others. Raises InvalidField if there are too many."""

@@ -6,7 +6,7 @@ from contextlib import suppress
 from headway.routing.v1 import routing_pb2 as pb
 
 from headway_scheduler.app import Scheduler
-from headway_scheduler.domain.desired import Principal
+from headway_scheduler.domain.desired import EVERYBODY, Principal
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.rpc.convert.routing import placement_to_proto
@@ -24,7 +24,13 @@ def fail_open_view(scheduler: Scheduler, principal: Principal) -> pb.FailOpenVie
     of a scheduler that has met no agent yet, or of a fleet that is ill, and clients keep the one before.
     """
     fleet, catalogue = scheduler.fleet, scheduler.intake.desired.models
-    view = pb.FailOpenView()
+    desired = scheduler.intake.desired
+    view = pb.FailOpenView(
+        bypassed=sorted(each for each in desired.bypassed if each == EVERYBODY or principal.may_name(each))
+    )
+    for tenant in desired.tenants.values():
+        if tenant.routed_percent < 100 and principal.may_name(tenant.id):
+            view.routed_percent[tenant.id] = tenant.routed_percent
     with suppress(HeadwayError):  # one that does not exist is nobody's
         view.default_tenant = scheduler.intake.tenant(principal, "").id
     tenants = _by_slot(scheduler, principal)

@@ -12,8 +12,9 @@ from headway.fleet.v1 import fleet_pb2_grpc
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Role
 from headway_scheduler.domain.names import CREDENTIALS, NODES
-from headway_scheduler.rpc.authentication import LOCAL, current_identity
-from headway_scheduler.rpc.convert.fleet import endpoint_to_proto, node_to_proto, status_to_proto
+from headway_scheduler.rpc.authentication import LOCAL, current_identity, current_principal
+from headway_scheduler.rpc.convert.fleet import endpoint_to_proto, node_to_proto, observations_to_proto, status_to_proto
+from headway_scheduler.rpc.decisions import Decisions
 from headway_scheduler.rpc.paging import page_of
 
 __all__ = ["FleetService"]
@@ -29,11 +30,18 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._decisions = Decisions(scheduler.record)
         self._version = version("headway")
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """How the scheduler does."""
         return status_to_proto(self._scheduler, self._version)
+
+    async def GetObservations(  # noqa: N802
+        self, request: pb.GetObservationsRequest, context: Context
+    ) -> pb.GetObservationsResponse:
+        """What would have been done with the requests that others placed."""
+        return observations_to_proto(self._scheduler)
 
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:  # noqa: N802
         """What the caller's credential is good for."""
@@ -55,7 +63,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         nodes = self._scheduler.fleet.nodes.values()
         page, token = page_of("nodes", nodes, lambda node: node.id, request.page_size, request.page_token)
         now = self._scheduler.clock()
-        return pb.ListNodesResponse(nodes=[node_to_proto(node, now) for node in page], next_page_token=token)
+        return pb.ListNodesResponse(
+            nodes=[node_to_proto(self._scheduler, node, now) for node in page], next_page_token=token
+        )
 
     async def ListEndpoints(  # noqa: N802
         self, request: pb.ListEndpointsRequest, context: Context
@@ -81,9 +91,28 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 yield response
             await asyncio.sleep(max(_SHORTEST_INTERVAL_MS, interval_ms) / 1e3)
 
+    async def ListDecisions(  # noqa: N802
+        self, request: pb.ListDecisionsRequest, context: Context
+    ) -> pb.ListDecisionsResponse:
+        """The newest decisions and refusals, a page at a time."""
+        return self._decisions.list_page(request, current_principal())
+
+    async def GetDecision(  # noqa: N802
+        self, request: pb.GetDecisionRequest, context: Context
+    ) -> pb.GetDecisionResponse:
+        """One of them, with every candidate."""
+        return self._decisions.get(request, current_principal())
+
+    async def WatchDecisions(  # noqa: N802
+        self, request: pb.WatchDecisionsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchDecisionsResponse]:
+        """Decisions as they are made."""
+        async for response in self._decisions.watch(request, current_principal()):
+            yield response
+
     def _changes(self, seen: dict[str, State]) -> pb.WatchFleetResponse:
         scheduler, now = self._scheduler, self._scheduler.clock()
-        nodes = [node_to_proto(node, now) for node in scheduler.fleet.nodes.values()]
+        nodes = [node_to_proto(scheduler, node, now) for node in scheduler.fleet.nodes.values()]
         endpoints = [endpoint_to_proto(scheduler, each, now) for each in scheduler.fleet.endpoints.values()]
         present: dict[str, State] = {state.name: _ageless(state) for state in nodes}
         present.update((state.name, _ageless(state)) for state in endpoints)

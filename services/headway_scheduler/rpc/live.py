@@ -1,4 +1,4 @@
-"""The live side of nodes and endpoints, as the Admin service sees it."""
+"""The Admin service of a scheduler, and the live side of nodes and endpoints as it sees them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,8 +9,21 @@ from headway_scheduler.domain.fleet_view import EndpointView, NodeView
 from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, MODELS, NODES, TENANTS
 from headway_scheduler.errors import DisruptionBudgetBroken, GroupNotFree, InUse, UnknownResource
 from headway_scheduler.fleet.membership import owners_of
+from headway_scheduler.rpc.admin import AdminService
 
-__all__ = ["LiveFleet"]
+__all__ = ["LiveFleet", "admin_service"]
+
+
+def admin_service(scheduler: Scheduler) -> AdminService:
+    """The Admin service of this scheduler."""
+    return AdminService(
+        store=scheduler.store,
+        state=lambda: scheduler.desired,
+        refresh=scheduler.refresh,
+        check_strategy=scheduler.registry.check,
+        fleet=LiveFleet(scheduler),
+        check_model=scheduler.tokenizers.check,
+    )
 
 
 class LiveFleet:

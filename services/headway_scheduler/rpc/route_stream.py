@@ -25,6 +25,7 @@ from headway_scheduler.rpc.convert.routing import request_from_proto, write_deci
 from headway_scheduler.rpc.fail_open import fail_open_view
 from headway_scheduler.rpc.interceptors import to_status
 from headway_scheduler.rpc.resume import Resumer
+from headway_scheduler.rpc.spans import RouteSpan
 
 __all__ = ["RouteStreamSession"]
 
@@ -52,7 +53,8 @@ class RouteStreamSession:
         self._holds: dict[int, Waiter] = {}
         self._answered: OrderedDict[int, str] = OrderedDict()
         self._resumes: set[asyncio.Task[None]] = set()
-        self._view_version = (-1, False)
+        self._view_version: tuple[object, ...] = ()
+        self._spans: dict[int, RouteSpan] = {}
 
     async def run(self, requests: AsyncIterator[pb.RouteStreamRequest]) -> None:
         """Serve until the client half-closes and everything is answered, or the stream breaks."""
@@ -96,6 +98,8 @@ class RouteStreamSession:
     def _route(self, call: pb.RouteCall, now: float) -> None:
         scheduler = self._scheduler
         number = call.correlation_id
+        if scheduler.tracing is not None:
+            self._spans[number] = RouteSpan(scheduler.tracing, call.request)
         try:
             scheduler.check_takes()
             if number in self._holds:
@@ -134,6 +138,7 @@ class RouteStreamSession:
 
     def _cancel(self, correlation_id: int, now: float) -> bool:
         """False: there is no such call."""
+        self._spans.pop(correlation_id, None)
         waiter = self._holds.pop(correlation_id, None)
         if waiter is not None:
             self._scheduler.dispatcher.give_up(waiter)
@@ -164,7 +169,7 @@ class RouteStreamSession:
         self._offer_view()
 
     def _offer_view(self) -> None:
-        version = (self._scheduler.fleet.version, self._scheduler.is_settled)
+        version = (self._scheduler.fleet.version, self._scheduler.steering, self._scheduler.is_settled)
         if self._view_version != version:
             self._view_version = version
             self._out.fail_open_view.CopyFrom(fail_open_view(self._scheduler, self._principal))
@@ -186,6 +191,8 @@ class RouteStreamSession:
     def _answer(self, number: int, outcome: Decision | HeadwayError) -> None:
         if self._closed:
             return
+        if self._spans:
+            self._end_span(number, outcome)
         answer = self._out.answers.add(correlation_id=number)
         if isinstance(outcome, Decision):
             write_decision(outcome, answer.response)
@@ -197,6 +204,11 @@ class RouteStreamSession:
             self._scheduler.count_refusal(outcome)
             answer.error.CopyFrom(to_status(outcome))
         self._wake(1)
+
+    def _end_span(self, number: int, outcome: Decision | HeadwayError) -> None:
+        span = self._spans.pop(number, None)
+        if span is not None:
+            span.answered(outcome)
 
     def _wake(self, count: int) -> None:
         self._owed = True

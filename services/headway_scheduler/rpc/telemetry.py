@@ -11,6 +11,7 @@ from headway.telemetry.v1 import telemetry_pb2 as pb
 from headway.telemetry.v1 import telemetry_pb2_grpc
 
 from headway_scheduler.app import Scheduler
+from headway_scheduler.certificates import expires_at
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.telemetry import Hello
 from headway_scheduler.errors import DuplicateNode, HeadwayError, InvalidField
@@ -63,6 +64,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
                     if node is not None and node.id != message.hello.node:
                         raise InvalidField("hello.node", f"this stream speaks for {node.id!r}")
                     node = await self._hello(message.hello)
+                    self._note_certificate(node, context)
                     connection, resync_asked = node.connection, False
                     yield pb.ConnectResponse(welcome=self._welcome())
                 elif node is None:
@@ -104,6 +106,14 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
             "agent_connected", node=node.id, devices=len(hello.devices), endpoints=[spec.id for spec in hello.endpoints]
         )
         return node
+
+    def _note_certificate(self, node: Node, context: ServicerContext[Any, Any]) -> None:
+        shown = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+        expires = None if shown is None else expires_at(shown)
+        if expires is None:
+            self._scheduler.agent_certificates.pop(node.id, None)
+        else:
+            self._scheduler.agent_certificates[node.id] = expires
 
     async def _connected(self, hello: Hello) -> Node:
         """The node, of this agent from now on.

@@ -7,6 +7,7 @@ id, and notifies every scheduler. `Write` carries what all writes share.
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from typing import Protocol, TypeVar
 
 from headway_scheduler.domain.desired import AuditEntry, DesiredState, StrategyRevision
@@ -20,6 +21,7 @@ __all__ = [
     "DesiredStore",
     "LeaderLock",
     "LearnedStore",
+    "Notified",
     "PostgresAbsent",
     "Resource",
     "Store",
@@ -44,6 +46,15 @@ class Write:
     request_id: str = ""
     validate_only: bool = False
     fingerprint: str = ""
+
+
+class Notified(StrEnum):
+    """Does news of other processes' writes arrive at once?"""
+
+    DELIVERED = "delivered"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    """Not tried yet."""
 
 
 class DesiredStore(Protocol):
@@ -90,6 +101,10 @@ class DesiredStore(Protocol):
 
     async def set_endpoint_state(self, endpoint: str, state: SchedulingState, write: Write) -> None:
         """Cordon, drain or uncordon an endpoint."""
+        ...
+
+    async def set_bypass(self, tenant: str, on: bool, write: Write) -> None:
+        """Leave a tenant's requests alone, or everybody's (`EVERYBODY`), or no more."""
         ...
 
     async def audit(
@@ -205,4 +220,13 @@ class Store(DesiredStore, LearnedStore, UsageStore, Protocol):
     @property
     def available(self) -> bool:
         """Did the latest attempt reach the database?"""
+        ...
+
+    @property
+    def notified(self) -> Notified:
+        """Does news of writes arrive at once?"""
+        ...
+
+    async def schema_revision(self) -> str:
+        """The revision that the database is at. Raises StoreDown."""
         ...

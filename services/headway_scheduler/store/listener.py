@@ -1,6 +1,7 @@
 """Versions of the desired state as they are committed, by any process: LISTEN on a connection of its own."""
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
@@ -9,11 +10,13 @@ import psycopg
 import structlog
 from sqlalchemy import URL
 
+from headway_scheduler.store.base import Notified
 from headway_scheduler.store.connection import Availability
 
-__all__ = ["CHANNEL", "listen"]
+__all__ = ["CHANNEL", "Probe", "listen"]
 
 CHANNEL: Final = "headway_desired"
+_PROBE: Final = "headway_probe"  # another channel: schedulers of the version before read CHANNEL as numbers
 
 _FIRST_BACKOFF_S = 0.05
 _LONGEST_BACKOFF_S = 2.0
@@ -21,7 +24,39 @@ _LONGEST_BACKOFF_S = 2.0
 log = structlog.get_logger(__name__)
 
 
-async def listen(url: URL, *, timeout_s: float, poll_s: float, availability: Availability) -> AsyncGenerator[int]:
+class Probe:
+    """Whether a notification from another connection arrived here, tried once a connect.
+
+    A pooler in transaction mode gives the session that said LISTEN to somebody else: nothing is lost, since the version
+    is asked for every `poll_s`, but writes of other schedulers come that much later.
+    """
+
+    def __init__(self) -> None:
+        self.notified = Notified.UNKNOWN
+        self._token = ""
+
+    async def send(self, url: URL, timeout_s: float) -> None:
+        """Notify from a connection of its own."""
+        self._token = secrets.token_hex(8)
+        async with _connected(url, timeout_s) as connection, asyncio.timeout(timeout_s):
+            await connection.execute("SELECT pg_notify(%s, %s)", (_PROBE, self._token))
+
+    def heard(self, payload: str) -> None:
+        """One came in."""
+        if payload == self._token:
+            self.notified = Notified.DELIVERED
+
+    def over(self) -> None:
+        """Time enough went by."""
+        if self.notified is not Notified.DELIVERED:
+            if self.notified is Notified.UNKNOWN:
+                log.warning("store_notifications_missing", hint="connect to Postgres itself, or pool by session")
+            self.notified = Notified.MISSING
+
+
+async def listen(
+    url: URL, *, timeout_s: float, poll_s: float, availability: Availability, probe: Probe
+) -> AsyncGenerator[int]:
     """Yield the current version after every (re)connect, then each newer one.
 
     Every `poll_s` without news it asks for the version, so a connection that died in silence is noticed and a
@@ -36,8 +71,10 @@ async def listen(url: URL, *, timeout_s: float, poll_s: float, availability: Ava
                 availability.note(True)
                 backoff_s = _FIRST_BACKOFF_S
                 yield version
+                await connection.execute(f"LISTEN {_PROBE}")
+                await probe.send(url, timeout_s)
                 while True:
-                    newer = await _next(connection, timeout_s, poll_s)
+                    newer = await _next(connection, timeout_s, poll_s, probe)
                     if newer > version:
                         version = newer
                         yield version
@@ -70,8 +107,13 @@ async def _current(connection: psycopg.AsyncConnection, timeout_s: float) -> int
     return int(row[0])
 
 
-async def _next(connection: psycopg.AsyncConnection, timeout_s: float, poll_s: float) -> int:
+async def _next(connection: psycopg.AsyncConnection, timeout_s: float, poll_s: float, probe: Probe) -> int:
     newest = 0
     async for notification in connection.notifies(timeout=poll_s, stop_after=1):
-        newest = max(newest, int(notification.payload))
+        if notification.channel == _PROBE:
+            probe.heard(notification.payload)
+        else:
+            newest = max(newest, int(notification.payload))
+    if not newest:
+        probe.over()
     return newest or await _current(connection, timeout_s)

@@ -28,6 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from headway_scheduler.domain import names
 from headway_scheduler.domain.desired import (
+    EVERYBODY,
     AuditEntry,
     Binding,
     BindingMode,
@@ -46,9 +47,9 @@ from headway_scheduler.domain.resources import key_of, name_of, noun_of, resourc
 from headway_scheduler.domain.usage import Interval, Usage
 from headway_scheduler.errors import DuplicateName, GroupNotFree, HeadwayError, InUse, InvalidField, StaleEtag, Standby
 from headway_scheduler.store import schema
-from headway_scheduler.store.base import Resource, Write
+from headway_scheduler.store.base import Notified, Resource, Write
 from headway_scheduler.store.connection import Availability, Database
-from headway_scheduler.store.listener import CHANNEL, listen
+from headway_scheduler.store.listener import CHANNEL, Probe, listen
 from headway_scheduler.store.rows import (
     SHAPES,
     Shape,
@@ -94,6 +95,7 @@ class PostgresStore:
         self._availability = Availability(on_available)
         self._timeout_s = timeout_s
         self._poll_s = poll_s
+        self._probe = Probe()
         self._database = Database(url, timeout_s=timeout_s, availability=self._availability)
 
     @property
@@ -105,6 +107,15 @@ class PostgresStore:
         """Close every connection; one that listens closes when `changes()` is closed."""
         await self._database.close()
 
+    @property
+    def notified(self) -> Notified:
+        """Does news of writes arrive at once, as it was tried when it connected?"""
+        return self._probe.notified
+
+    async def schema_revision(self) -> str:
+        """The revision that the database is at."""
+        return await self._database.read(_revision)
+
     # Desired state: reading
 
     async def load(self) -> DesiredState:
@@ -114,7 +125,11 @@ class PostgresStore:
     def changes(self) -> AsyncGenerator[int]:
         """The version after every (re)connect, then each newer one."""
         return listen(
-            self._database.url, timeout_s=self._timeout_s, poll_s=self._poll_s, availability=self._availability
+            self._database.url,
+            timeout_s=self._timeout_s,
+            poll_s=self._poll_s,
+            availability=self._availability,
+            probe=self._probe,
         )
 
     async def get(self, kind: type[R], key: str) -> R:
@@ -215,6 +230,24 @@ class PostgresStore:
     async def set_endpoint_state(self, endpoint: str, state: SchedulingState, write: Write) -> None:
         """Cordon, drain or uncordon an endpoint."""
         await self._set_state(schema.endpoint_states, f"{names.ENDPOINTS}/{endpoint}", endpoint, state, write)
+
+    async def set_bypass(self, tenant: str, on: bool, write: Write) -> None:
+        """Leave a tenant's requests alone, or everybody's (`*`), or no more."""
+        table = schema.bypasses
+
+        async def work(connection: AsyncConnection) -> None:
+            step = await _Step.begin(connection, write)
+            if await _remembered(connection, write) is not None:
+                await connection.rollback()
+                return
+            removed = await connection.execute(delete(table).where(table.c.tenant == tenant))
+            if on:
+                await connection.execute(insert(table).values(tenant=tenant))
+            name = names.BYPASS if tenant == EVERYBODY else resource_name(Tenant, tenant)
+            await step.record(name, {"bypass": bool(removed.rowcount)}, {"bypass": on})
+            await step.remember(None)
+
+        await self._database.write(work, keep=not write.validate_only)
 
     # Learned state and usage
 
@@ -417,6 +450,8 @@ class _Step:
         _keep_defaults(before)
         if isinstance(before, Tenant):
             await self._release_credentials(before.id, force=force)
+            bypasses = schema.bypasses
+            await self.connection.execute(delete(bypasses).where(bypasses.c.tenant == before.id))
         elif isinstance(before, GpuGroup):
             await _check_no_split(self.connection, before)
         if force:
@@ -534,7 +569,12 @@ async def _load(connection: AsyncConnection) -> DesiredState:
         credentials={credential.id: credential for credential in credentials},
         node_states=await _states(connection, schema.node_states),
         endpoint_states=await _states(connection, schema.endpoint_states),
+        bypassed=frozenset(row.tenant for row in await _all(connection, select(schema.bypasses))),
     )
+
+
+async def _revision(connection: AsyncConnection) -> str:
+    return str((await connection.execute(text("SELECT version_num FROM alembic_version"))).scalar_one())
 
 
 async def _every(connection: AsyncConnection, kind: type[R]) -> list[R]:

@@ -67,6 +67,7 @@ def _tenant_row(tenant: Tenant) -> Values:
         "models": list(tenant.models),
         "adapters": list(tenant.adapters),
         "model_quotas": msgspec.to_builtins(tenant.model_quotas),
+        "routed_percent": tenant.routed_percent,
     }
 
 
@@ -82,6 +83,7 @@ def _tenant(row: Row[Any], meta: StoredMeta) -> Tenant:
         tuple(row.models),
         tuple(row.adapters),
         msgspec.convert(row.model_quotas, dict[str, Quotas]),
+        row.routed_percent,
         meta,
     )
 

@@ -24,8 +24,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 __all__ = [
+    "REVISION",
     "audit",
     "bindings",
+    "bypasses",
     "credentials",
     "desired_version",
     "endpoint_states",
@@ -43,6 +45,9 @@ __all__ = [
     "usage",
     "usage_batches",
 ]
+
+REVISION = "0005"
+"""The migration that these tables are of."""
 
 metadata = MetaData(
     naming_convention={
@@ -98,11 +103,13 @@ tenants = Table(
     # New columns have a default: a scheduler of the version before writes rows without them.
     Column("adapters", ARRAY(Text), nullable=False, server_default="{}"),
     Column("model_quotas", JSONB, nullable=False, server_default="{}"),
+    Column("routed_percent", Integer, nullable=False, server_default="100"),
     *_stored(),
     PrimaryKeyConstraint("id"),
     CheckConstraint("weight > 0", name="weight"),
     CheckConstraint("priority BETWEEN -1 AND 1", name="priority"),
     CheckConstraint("requests_per_minute >= 0 AND tokens_per_minute >= 0 AND max_inflight >= 0", name="quotas"),
+    CheckConstraint("routed_percent BETWEEN 0 AND 100", name="routed_percent"),
 )
 
 gpu_groups = Table(
@@ -237,6 +244,9 @@ node_states = Table("node_states", metadata, _text("node"), _text("state"), Prim
 endpoint_states = Table(
     "endpoint_states", metadata, _text("endpoint"), _text("state"), PrimaryKeyConstraint("endpoint")
 )
+
+# `*`: everybody's requests.
+bypasses = Table("bypasses", metadata, _text("tenant"), PrimaryKeyConstraint("tenant"))
 
 # One row. Its lock serialises the writers, so versions are committed in order.
 desired_version = Table(

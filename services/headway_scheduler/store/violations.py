@@ -57,6 +57,7 @@ _CHECKS: Final[Mapping[str, tuple[str, str]]] = {
     "ck_tenants_weight": ("tenant.weight", "must be > 0"),
     "ck_tenants_priority": ("tenant.priority", "must be -1, 0 or 1"),
     "ck_tenants_quotas": ("tenant.quotas", "must be >= 0"),
+    "ck_tenants_routed_percent": ("tenant.routed_percent", "must be 0 to 100"),
     "ck_bindings_mode": ("binding.mode", "must be dedicated, shared or burst"),
     "ck_bindings_weight": ("binding.weight", "must be > 0"),
     "ck_models_max_context_tokens": ("model.max_context_tokens", "must be >= 0"),

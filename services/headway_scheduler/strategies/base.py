@@ -49,7 +49,7 @@ class Parameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Costs(msgspec.Struct, frozen=True):
+class Costs(msgspec.Struct, frozen=True, gc=False):
     """One cost a candidate, lower is better; where the strategy predicts them, the TTFT and the own prefill there."""
 
     cost: FloatColumn

@@ -33,6 +33,8 @@ _LONGEST_ERROR: Final = 500
 log = structlog.get_logger()
 
 _LAST_RESORT: Final = StrategyConfig("round_robin", "round_robin", fallback_algorithm="round_robin")
+_PLAIN: Final = StrategyConfig("bypass", "least_request", fallback_algorithm="round_robin")
+"""For whoever asks although it is bypassed: what its data plane would do by itself."""
 
 
 class Priced(msgspec.Struct, frozen=True):
@@ -61,6 +63,10 @@ class Installed:
     last_error: str = ""
     shadow_decisions: int = 0
     shadow_agreed: int = 0
+    shadow_predicted: int = 0
+    """Of these, those for which it predicts TTFT: summed up, where it would have sent them and where they went."""
+    shadow_ttft_ms: float = 0.0
+    shadow_taken_ttft_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +96,7 @@ class StrategyRegistry:
         self._desired = DesiredState()
         self._bound: dict[tuple[str, str], Bound] = {}
         self._last_resort = self._build(_LAST_RESORT)
+        self._plain = self._build(_PLAIN) if _PLAIN.algorithm in algorithms else self._last_resort
 
     # Configuration
 
@@ -167,11 +174,17 @@ class StrategyRegistry:
         return Priced(costs, stand_in.name, stand_in.guards, installed.config.id, reason)
 
     def watch(self, shadow: Installed, request: Request, view: View, now: float, chosen: int) -> None:
-        """Let a shadow price what was just decided, and remember whether it agreed on position `chosen`."""
+        """Let a shadow price what was just decided; remember if it agreed on `chosen`, and what it predicts."""
         priced = self.price(shadow, request, view, now)
         if not priced.fell_back_from:
             shadow.shadow_decisions += 1
-            shadow.shadow_agreed += priced.costs.cost[chosen] <= priced.costs.cost.min()
+            cost, ttft = priced.costs.cost, priced.costs.predicted_ttft_ms
+            would = int(cost.argmin())
+            shadow.shadow_agreed += bool(cost[chosen] <= cost[would])
+            if ttft is not None:
+                shadow.shadow_predicted += 1
+                shadow.shadow_ttft_ms += ttft.item(would)
+                shadow.shadow_taken_ttft_ms += ttft.item(chosen)
 
     # Inside
 
@@ -199,6 +212,8 @@ class StrategyRegistry:
             raise InvalidField("strategy.algorithm", problem) from None
 
     def _resolve(self, tenant: str, model: str) -> Bound:
+        if self._desired.bypasses(tenant):
+            return Bound(self._plain)
         groups = [b.group for b in sorted(self._desired.bindings, key=lambda b: b.order) if b.tenant == tenant]
         best: tuple[tuple[int, int], Installed] | None = None
         shadows = []

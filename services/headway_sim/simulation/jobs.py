@@ -4,6 +4,7 @@ A job names the same content to both sides: to the scheduler as the prompt a dat
 chained block keys. Equal prefixes are equal on both.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Final, Protocol
 
 from headway_scheduler.domain.names import DEFAULT_TENANT
 from headway_scheduler.domain.request import BlocksPrompt, Prompt, TextPrompt, TokensPrompt
-from headway_scheduler.index.hashing import TOKENS
+from headway_scheduler.index.hashing import BYTES, TOKENS
 from xxhash import xxh3_64_intdigest
 
 from headway_sim import traces
@@ -191,7 +192,8 @@ class _Session:
 def _trace_job(number: int, request: TraceRequest) -> Job:
     request_id = f"r{number}"
     prompt, tokens, engine = _trace_prompt(request_id, number, request)
-    return Job(DEFAULT_TENANT, request.session_id or "", prompt, tokens, None, engine)
+    tenant = request.tenant or DEFAULT_TENANT
+    return Job(tenant, request.session_id or "", prompt, tokens, request.max_tokens, engine)
 
 
 def _trace_prompt(request_id: str, number: int, request: TraceRequest) -> tuple[Prompt, int | None, EngineRequest]:
@@ -202,6 +204,10 @@ def _trace_prompt(request_id: str, number: int, request: TraceRequest) -> tuple[
             blocks = [hash_id * _INDEX_BLOCKS + part for hash_id in hash_ids for part in range(_INDEX_BLOCKS)]
             engine = EngineRequest(request_id, tokens, output, keys=hash_ids, blocks_per_key=_KEY_BLOCKS)
             return BlocksPrompt(TOKENS.name, tuple(blocks[:full])), tokens, engine
+        case traces.RecordedPrompt(blocks, block_tokens, tokens, answer):
+            scheme = TOKENS if block_tokens == TOKENS.block_size else BYTES
+            engine = _recorded(request_id, (*blocks, *answer), block_tokens, tokens, output)
+            return BlocksPrompt(scheme.name, blocks), tokens, engine
         case traces.LengthPrompt(tokens, _):
             first = _UNIQUE + (number << 20)
             blocks = list(range(first, first + tokens // TOKENS.block_size))
@@ -217,3 +223,15 @@ def _trace_prompt(request_id: str, number: int, request: TraceRequest) -> tuple[
             data = render_chat(messages)
     keys = byte_chain(data, chain_root(MODEL))
     return TextPrompt(data), None, EngineRequest(request_id, count_tokens(data), output, keys=keys)
+
+
+def _recorded(
+    request_id: str, blocks: tuple[int, ...], block_tokens: float, prompt_tokens: int, output_tokens: int
+) -> EngineRequest:
+    """Engine blocks of which a recorded block tells the content: each is within one, and whatever stands before it."""
+    count = min(int(len(blocks) * block_tokens), prompt_tokens + output_tokens) // BLOCK_TOKENS
+    keys = []
+    for number in range(count):
+        covering = min(len(blocks), math.ceil((number + 1) * BLOCK_TOKENS / block_tokens)) - 1
+        keys.append(xxh3_64_intdigest(blocks[covering].to_bytes(8, "little"), number))
+    return EngineRequest(request_id, prompt_tokens, output_tokens, keys=keys, keyed_tokens=count * BLOCK_TOKENS)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headway_scheduler.admission.holds import HoldOrder
 from headway_scheduler.core import EVERYTHING, Learned
+from headway_scheduler.domain.names import DEFAULT_TENANT
 
 from headway_sim.simulation.fleet import parse_fleet
 from headway_sim.simulation.jobs import SessionSource, Source, TraceSource
@@ -96,8 +97,11 @@ class Scenario:
 
     def setup(self, seed: int = 0, *, reordered: bool = False) -> Setup:
         """The fleet and how it is seen."""
-        tenants: tuple[str, ...] = ("default",)
+        tenants: tuple[str, ...] = (DEFAULT_TENANT,)
         waiting_limit = self.waiting_limit
+        if self.trace is not None:
+            requests = _trace(self.trace, self.trace_format, self.skip, self.limit)
+            tenants = tuple(sorted({request.tenant or DEFAULT_TENANT for request in requests}))
         if self.workload is not None:
             named = WORKLOADS[self.workload]
             tenants = named.tenants

@@ -5,11 +5,13 @@
 | mooncake | JSON: `timestamp` ms, `input_length`, `output_length`, `hash_ids` |
 | azure | CSV with the header `TIMESTAMP,ContextTokens,GeneratedTokens` |
 | sharegpt | JSON: `arrival_time_ns`, `input_tok_ids`, `output_toks` |
+| headway | JSON: a scheduler's export (docs/decisions.md): `headway`, `timestamp` ms, `blocks`, `block_tokens`, … |
 | plain | JSON: `timestamp` ms, `input` or `messages`, `output` or `output_length`, optional `session_id` |
 """
 
 import csv
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,20 +20,24 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from headway_scheduler.record.export import VERSION as EXPORT_VERSION
 
 from headway_sim.engine import count_tokens
 from headway_sim.traces.model import (
     HASH_ID_TOKENS,
+    UNKNOWN_OUTPUT,
     ChatPrompt,
     HashedPrompt,
     LengthPrompt,
     Prompt,
+    RecordedPrompt,
     TextPrompt,
     TokenPrompt,
     TraceError,
     TraceRequest,
 )
 
+_HASH = re.compile("[0-9a-f]{16}")
 _AZURE_COLUMNS = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
 
 
@@ -41,6 +47,7 @@ class TraceFormat(StrEnum):
     MOONCAKE = "mooncake"
     AZURE = "azure"
     SHAREGPT = "sharegpt"
+    HEADWAY = "headway"
     PLAIN = "plain"
 
 
@@ -79,6 +86,8 @@ def detect_format(path: Path, first_line: str) -> TraceFormat:
     if first_line.lstrip().startswith("TIMESTAMP,"):
         return TraceFormat.AZURE
     fields = _decode(path, 1, first_line).fields
+    if "headway" in fields:
+        return TraceFormat.HEADWAY
     if "hash_ids" in fields:
         return TraceFormat.MOONCAKE
     if "input_tok_ids" in fields:
@@ -147,6 +156,29 @@ def _parse_sharegpt(row: _Row) -> TraceRequest:
     return TraceRequest(row.number("arrival_time_ns") / 1e6, prompt, row.count("output_toks"))
 
 
+def _parse_headway(row: _Row) -> TraceRequest:
+    if row.fields.get("headway") != EXPORT_VERSION:
+        raise row.error("headway", f"must be {EXPORT_VERSION}: another version's export")
+    blocks = row.fields.get("blocks")
+    if not isinstance(blocks, list) or not all(isinstance(each, str) and _HASH.fullmatch(each) for each in blocks):
+        raise row.error("blocks", "must be a list of hashes of 16 hexadecimal digits")
+    block_tokens, tenant = row.number("block_tokens"), row.fields.get("tenant")
+    if blocks and block_tokens <= 0:
+        raise row.error("block_tokens", "must be positive")
+    if not isinstance(tenant, str) or not tenant:
+        raise row.error("tenant", "must be a name")
+    prompt = RecordedPrompt(tuple(int(each, 16) for each in blocks), block_tokens, row.count("input_length"))
+    max_tokens = row.fields.get("max_tokens")
+    return TraceRequest(
+        row.number("timestamp"),
+        prompt,
+        row.count("output_length") if row.fields.get("output_length") else UNKNOWN_OUTPUT,
+        str(row.fields.get("session_id") or "") or None,
+        tenant=tenant,
+        max_tokens=max_tokens if type(max_tokens) is int and max_tokens > 0 else None,
+    )
+
+
 def _parse_plain(row: _Row) -> TraceRequest:
     session_id = row.fields.get("session_id")
     if session_id is not None and not isinstance(session_id, (str, int)):
@@ -201,5 +233,6 @@ def _decode(path: Path, number: int, line: str) -> _Row:
 _JSON_PARSERS: dict[TraceFormat, Callable[[_Row], TraceRequest]] = {
     TraceFormat.MOONCAKE: _parse_mooncake,
     TraceFormat.SHAREGPT: _parse_sharegpt,
+    TraceFormat.HEADWAY: _parse_headway,
     TraceFormat.PLAIN: _parse_plain,
 }

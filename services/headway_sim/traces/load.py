@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from headway_sim.traces.formats import TraceFormat, detect_format, read_lines
-from headway_sim.traces.model import LengthPrompt, TraceError, TraceRequest
+from headway_sim.traces.model import UNKNOWN_OUTPUT, LengthPrompt, RecordedPrompt, TraceError, TraceRequest
 
 _SUFFIXES = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 
@@ -31,7 +31,7 @@ def load_trace(path: Path, *, trace_format: TraceFormat | None = None, limit: in
     if not trace:
         raise TraceError(path, None, None, "holds no request")
     trace.sort(key=lambda request: request.arrival_ms)
-    return _with_serials(trace[:limit])
+    return _with_answers(_with_serials(trace[:limit]))
 
 
 def _files(path: Path) -> list[Path]:
@@ -77,3 +77,31 @@ def _with_serials(trace: list[TraceRequest]) -> list[TraceRequest]:
         else request
         for serial, request in enumerate(trace)
     ]
+
+
+def _with_answers(trace: list[TraceRequest]) -> list[TraceRequest]:
+    """Recorded prompts, with what is known of their answers: the next turn begins with prompt and answer.
+
+    Of a request that was refused or lost no length is known: it is given the mean one.
+    """
+    prompts = [request.prompt for request in trace if isinstance(request.prompt, RecordedPrompt)]
+    ends = {prompt.blocks[-1] for prompt in prompts if prompt.blocks}
+    answers: dict[int, tuple[int, ...]] = {}
+    for prompt in prompts:
+        for depth, block in enumerate(prompt.blocks[:-1], 1):
+            if block in ends:
+                answers.setdefault(block, prompt.blocks[depth:])
+    known = [request.output_tokens for request in trace if request.output_tokens != UNKNOWN_OUTPUT]
+    mean = max(1, round(sum(known) / len(known))) if known else 1
+    return [_answered(request, answers, mean) for request in trace]
+
+
+def _answered(request: TraceRequest, answers: dict[int, tuple[int, ...]], mean_tokens: int) -> TraceRequest:
+    prompt = request.prompt
+    if not isinstance(prompt, RecordedPrompt):
+        return request
+    output_tokens = request.output_tokens if request.output_tokens != UNKNOWN_OUTPUT else mean_tokens
+    answer = answers.get(prompt.blocks[-1], ()) if prompt.blocks else ()
+    end = int((prompt.tokens + output_tokens) // prompt.block_tokens) if prompt.blocks else 0
+    known = answer[: max(0, end - len(prompt.blocks))]
+    return dataclasses.replace(request, prompt=dataclasses.replace(prompt, answer=known), output_tokens=output_tokens)

@@ -10,6 +10,9 @@ from headway_sim.filler import filler_text, unique_text
 HASH_ID_TOKENS = 512
 """Tokens that one Mooncake hash id stands for."""
 
+UNKNOWN_OUTPUT = 0
+"""Of a request that nobody saw answered; a loaded trace has none."""
+
 _LEAST_BLOCK_TOKENS = 8
 
 
@@ -76,7 +79,20 @@ class LengthPrompt:
     serial: int
 
 
-Prompt = HashedPrompt | TokenPrompt | TextPrompt | ChatPrompt | LengthPrompt
+@dataclass(frozen=True, slots=True)
+class RecordedPrompt:
+    """A prompt as a scheduler recorded it: chained hashes of blocks of `block_tokens` each, full ones only.
+
+    `answer`: the hashes that follow in the request that went on from here, so what was answered, as far as is known.
+    """
+
+    blocks: tuple[int, ...]
+    block_tokens: float
+    tokens: int
+    answer: tuple[int, ...] = ()
+
+
+Prompt = RecordedPrompt | HashedPrompt | TokenPrompt | TextPrompt | ChatPrompt | LengthPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,8 @@ class TraceRequest:
     prompt: Prompt
     output_tokens: int
     session_id: str | None = None
+    tenant: str | None = None
+    max_tokens: int | None = None
 
 
 def render_prompt(request: TraceRequest, scale: float = 1.0) -> str | list[int] | list[dict[str, Any]]:
@@ -101,6 +119,8 @@ def render_prompt(request: TraceRequest, scale: float = 1.0) -> str | list[int] 
     match request.prompt:
         case HashedPrompt(hash_ids, tokens):
             return _hashed_text(hash_ids, tokens, scale)
+        case RecordedPrompt(blocks, block_tokens, tokens):
+            return _recorded_text(blocks, block_tokens, tokens, scale)
         case LengthPrompt(tokens, serial):
             return unique_text(serial, _scaled(tokens, scale))
         case TextPrompt(text):
@@ -118,6 +138,14 @@ def _hashed_text(hash_ids: tuple[int, ...], tokens: int, scale: float) -> str:
     parts = [_block_text(hash_id, block_tokens) for hash_id in hash_ids]
     parts[-1] = parts[-1][: last_scaled * TOKEN_BYTES]
     return "".join(parts)
+
+
+def _recorded_text(blocks: tuple[int, ...], block_tokens: float, tokens: int, scale: float) -> str:
+    """Full blocks by their hashes, and then what shares nothing with any other."""
+    size = max(_LEAST_BLOCK_TOKENS, round(block_tokens * scale))
+    rest = max(1, _scaled(tokens, scale) - size * len(blocks))
+    serial = blocks[-1] if blocks else tokens
+    return "".join(_block_text(block, size) for block in blocks) + unique_text(serial, rest)
 
 
 def _block_text(hash_id: int, tokens: int) -> str:

@@ -39,6 +39,7 @@ VERBS = {
         pb.SetEndpointStateRequest(name="endpoints/10.0.0.1:1@0", state=pb.SCHEDULING_STATE_DRAINING),
         "endpoints/10.0.0.1:1@0",
     ),
+    "SetBypass": (pb.SetBypassRequest(tenant="tenants/t", bypass=True), "tenants/t"),
     "DeleteNode": (pb.DeleteNodeRequest(name="nodes/n"), "nodes/n"),
 }
 

@@ -75,3 +75,25 @@ def test_an_unknown_command_is_usage_and_suggests_one():
     result = CliRunner().invoke(APP, ["tenant", "list"])
     assert result.exit_code == 2
     assert "tenants" in result.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_offered_to_each_shell(shell):
+    shown = CliRunner().invoke(APP, ["--show-completion", shell], prog_name="headway")
+    result = CliRunner().invoke(APP, [], env={"_HEADWAY_COMPLETE": f"source_{shell}"}, prog_name="headway")
+    assert "_HEADWAY_COMPLETE" in shown.output + result.output
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("headway doc", "doctor"),
+        ("headway bypass o", "off"),
+        ("headway doctor --en", "--envoy"),
+        ("headway ten", "tenants"),
+    ],
+)
+def test_commands_and_options_are_completed(typed, offered):
+    words = typed.split()
+    env = {"_HEADWAY_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    assert offered in CliRunner().invoke(APP, [], env=env, prog_name="headway").output.split()

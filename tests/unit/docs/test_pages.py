@@ -28,6 +28,8 @@ TOLD_IN_WORDS = {
     "bootstrap",
     "tokenizers_dir",
     "guards_off",
+    "export_dir",
+    "trace_endpoint",
     "seed",
 }
 

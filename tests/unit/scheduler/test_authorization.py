@@ -35,6 +35,7 @@ EXPECTED = {
     ("Telemetry", "*"): {"agent", "admin"},
     ("Fleet", "*"): {"viewer", "admin", "router"},
     ("Fleet", "WhoAmI"): {"agent", "router", "admin", "viewer", "tenant"},
+    **{("Fleet", verb): {"viewer", "admin"} for verb in ("ListDecisions", "GetDecision", "WatchDecisions")},
     ("Admin", "Get"): {"viewer", "admin"},
     ("Admin", "List"): {"viewer", "admin"},
     **{("Admin", verb): {"admin"}

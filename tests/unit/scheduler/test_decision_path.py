@@ -153,5 +153,7 @@ class TestGuardOfTheChosenOne:
         for tokens in (10, 100_000, 500_000):
             work = dispatcher._work(rig.request(prompt_tokens=tokens), rig.owner, rig.clock.now)
             choice = dispatcher._chooser.choose(work, rig.scheduler.registry.bound("default", "m"), rig.clock.now)
-            forbidden = any(each[choice.position] for each in choice.by_guard().values())
+            slot, c = choice.slot, rig.columns
+            used = np.fmax(c.kv_use[slot] * c.kv_capacity[slot], c.kv_tokens[slot])
+            forbidden = running > 0 and bool(c.kv_capacity[slot] - used < tokens - choice.hit_tokens)
             assert choice.dispatchable != forbidden

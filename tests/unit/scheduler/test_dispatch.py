@@ -311,7 +311,7 @@ class TestQuotas:
             rig.dispatcher.advance(rig.clock.now + 31)
             assert answers[0].reason == "HOLD_EXPIRED"
         else:
-            rig.dispatcher.refuse_holds(Saturated("gone"))
+            rig.dispatcher.refuse_holds(Saturated("gone"), rig.clock.now)
             assert answers[0].message == "gone"
         rig.hold(tenant="a", prompt_tokens=900, max_tokens=10)
 

@@ -9,8 +9,8 @@ from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Tenant
 from headway_scheduler.domain.report import Outcome, Usage
 from headway_scheduler.errors import AllUnhealthy, HoldExpired, QueueFull, Saturated, Shed
+from headway_scheduler.exposition import SchedulerCollector
 from headway_scheduler.fleet.arenas import arenas_of
-from headway_scheduler.http import SchedulerCollector
 from headway_scheduler.rpc.convert.fleet import status_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -492,15 +492,15 @@ class TestVisible:
         assert (mine.holds, mine.reservations) == (1, 1)
         assert shares["tenants/other"].weight == 2.0
 
-    def test_metrics_have_those_with_most_service(self, rig):
+    def test_metrics_have_so_many_tenants_and_the_others_together(self, rig):
         rig.desire(
             tenants={f"t{number}": Tenant(f"t{number}") for number in range(300)} | rig.store.desired.tenants,
             bindings=(*rig.store.desired.bindings, *(Binding(f"t{number}", "all") for number in range(300))),
         )
         found = {family.name: family for family in SchedulerCollector(rig.scheduler).collect()}
         service = {sample.labels["tenant"]: sample.value for sample in found["headway_tenant_service"].samples}
-        assert len(service) == 200
-        assert service["default"] == 200.0
+        assert len(service) == 101
+        assert (service["default"], service["_other"]) == (200.0, 0.0)
         held = {sample.labels["tenant"]: sample.value for sample in found["headway_tenant_holds"].samples}
         assert held["default"] == 1
 

@@ -251,6 +251,17 @@ class TestShadows:
         watched = rig.scheduler.registry.installed["round_robin"]
         assert (watched.shadow_decisions, watched.shadow_agreed) == (4, 4)
 
+    def test_what_it_predicts_is_set_beside_what_was_done(self):
+        shadow = StrategyBinding("s", "adaptive", shadow=True)
+        rig = Rig(desired_state("round_robin"))
+        rig.desire(strategy_bindings=(*rig.store.desired.strategy_bindings, shadow))
+        rig.endpoints(2)
+        for _ in range(2):
+            rig.finish(rig.route(text="the same words again and again " * 200))
+        watched = rig.scheduler.registry.installed["adaptive"]
+        assert (watched.shadow_decisions, watched.shadow_predicted, watched.shadow_agreed) == (2, 2, 1)
+        assert 0 < watched.shadow_ttft_ms < watched.shadow_taken_ttft_ms, "round robin went where nothing was cached"
+
     def test_a_broken_one_harms_nothing(self, odd):
         odd.odd.behave = raising
         odd.desire(strategy_bindings=(StrategyBinding("default", "random"), StrategyBinding("s", "odd", shadow=True)))

@@ -17,10 +17,12 @@ from headway.admin.v1 import admin_pb2
 
 from headway_scheduler.domain import names
 from headway_scheduler.domain.desired import (
+    EVERYBODY,
     AuditEntry,
     Binding,
     BindingMode,
     Credential,
+    DesiredState,
     DisruptionBudget,
     GpuGroup,
     Model,
@@ -48,6 +50,7 @@ __all__ = [
     "TENANTS",
     "Kind",
     "audit_message",
+    "bypassed_names",
     "endpoint_message",
     "moment",
     "node_message",
@@ -196,6 +199,11 @@ def _enum(
         raise InvalidField(field, f"must be one of {choices}") from None
 
 
+def bypassed_names(desired: DesiredState) -> list[str]:
+    """What is bypassed: tenants by their names, `*` for everybody."""
+    return sorted(each if each == EVERYBODY else f"{names.TENANTS}/{each}" for each in desired.bypassed)
+
+
 def scheduling_state(value: int, field: str) -> SchedulingState:
     """The state an admin asks for. Raises InvalidField."""
     return _enum(admin_pb2.SchedulingState.Name, "SCHEDULING_STATE_", SchedulingState, value, field)
@@ -228,7 +236,16 @@ def _tenant(message: admin_pb2.Tenant, _stored: Tenant | None) -> Tenant:
             )
             for model in sorted(message.model_quotas)
         },
+        routed_percent=_percent(message),
     )
+
+
+def _percent(message: admin_pb2.Tenant) -> int:
+    if not message.HasField("routed_percent"):
+        return 100
+    if message.routed_percent > 100:
+        raise InvalidField("tenant.routed_percent", "must be at most 100")
+    return message.routed_percent
 
 
 def _quotas(message: admin_pb2.Quotas, field: str) -> Quotas:
@@ -257,6 +274,8 @@ def _fill_tenant(message: admin_pb2.Tenant, tenant: Tenant) -> None:
     _fill_quotas(message.quotas, tenant.quotas)
     message.models.extend(tenant.models)
     message.adapters.extend(tenant.adapters)
+    if tenant.routed_percent < 100:
+        message.routed_percent = tenant.routed_percent
     for model, quotas in tenant.model_quotas.items():
         _fill_quotas(message.model_quotas[model], quotas)
 

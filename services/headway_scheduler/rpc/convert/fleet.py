@@ -1,13 +1,18 @@
 """The live fleet as Fleet's messages."""
 
+from dataclasses import asdict
+from pathlib import Path
+
 import numpy as np
 from headway.fleet.v1 import fleet_pb2 as pb
 
 from headway_scheduler.app import Scheduler
+from headway_scheduler.certificates import expires_at
 from headway_scheduler.domain.device import DeviceEventKind
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES, TENANTS
 from headway_scheduler.fleet.fleet import Endpoint, Node
+from headway_scheduler.rpc.convert.admin import bypassed_names
 from headway_scheduler.rpc.convert.routing import known
 from headway_scheduler.rpc.convert.telemetry import (
     device_sample_to_proto,
@@ -15,14 +20,31 @@ from headway_scheduler.rpc.convert.telemetry import (
     engine_sample_to_proto,
     role_to_proto,
 )
+from headway_scheduler.store.schema import REVISION as SCHEMA
 from headway_scheduler.strategies.base import SoftGuard
 
-__all__ = ["endpoint_to_proto", "node_to_proto", "status_to_proto"]
+__all__ = ["endpoint_to_proto", "node_to_proto", "observations_to_proto", "status_to_proto"]
 
 _MOST_SHARES = 200
 
 
-def node_to_proto(node: Node, now: float) -> pb.NodeState:
+def _expiry_of(certificate: Path) -> float | None:
+    try:
+        return expires_at(certificate.read_bytes())
+    except OSError:
+        return None
+
+
+def observations_to_proto(scheduler: Scheduler) -> pb.GetObservationsResponse:
+    """What was seen of requests that others placed."""
+    response = pb.GetObservationsResponse(unpriced=scheduler.observations.unpriced)
+    response.since.FromNanoseconds(int(scheduler.started_at * 1e9))
+    for (tenant, model), tally in sorted(scheduler.observations.tallies.items()):
+        response.observations.add(tenant=tenant, model=model, **asdict(tally))
+    return response
+
+
+def node_to_proto(scheduler: Scheduler, node: Node, now: float) -> pb.NodeState:
     """A node and its devices."""
     devices = []
     for device in node.hello.devices:
@@ -41,7 +63,7 @@ def node_to_proto(node: Node, now: float) -> pb.NodeState:
                 health_detail=failure,
             )
         )
-    return pb.NodeState(
+    state = pb.NodeState(
         name=f"{NODES}/{node.id}",
         connected=node.connected,
         state=node.state.value,
@@ -52,6 +74,9 @@ def node_to_proto(node: Node, now: float) -> pb.NodeState:
         devices=devices,
         sample_age_ms=(now - node.heard_at) * 1e3,
     )
+    if (expires := scheduler.agent_certificates.get(node.id)) is not None:
+        state.certificate_expire_time.FromSeconds(int(expires))
+    return state
 
 
 def _health(failure: str) -> str:
@@ -170,6 +195,18 @@ def status_to_proto(scheduler: Scheduler, version: str) -> pb.GetStatusResponse:
         refusals=scheduler.refusals,
         strategies=strategies,
         guards_frozen=fleet.guards_frozen,
+        bypassed=bypassed_names(scheduler.desired),
+        schema_revision=scheduler.schema_revision,
+        schema_expected=SCHEMA,
+        notifications=scheduler.store.notified.value,
+        first_tokens=scheduler.reporting.first_tokens,
+        ttft_ms_sum=scheduler.reporting.ttft_ms_sum,
+        predicted_ttft_ms_sum=scheduler.reporting.predicted_ttft_ms_sum,
     )
+    config = scheduler.config
+    if config.tls_certificate is not None and (expires := _expiry_of(config.tls_certificate)) is not None:
+        response.certificate_expire_time.FromSeconds(int(expires))
+    response.max_wait.FromNanoseconds(int(config.max_wait_s * 1e9))
+    response.clock.GetCurrentTime()
     response.started.FromNanoseconds(int(scheduler.started_at * 1e9))
     return response

@@ -191,11 +191,12 @@ class Tenant(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     ADAPTERS_FIELD_NUMBER: _builtins.int
     MODEL_QUOTAS_FIELD_NUMBER: _builtins.int
+    ROUTED_PERCENT_FIELD_NUMBER: _builtins.int
     ETAG_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     UPDATE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """`tenants/acme`; the id matches [a-z]([a-z0-9-]{0,61}[a-z0-9])?."""
+    """`tenants/acme`; the id matches `[a-z]([a-z0-9-]{0,61}[a-z0-9])?`."""
     display_name: _builtins.str
     isolation_domain: _builtins.str
     """What may share a KV cache. Empty: the tenant alone."""
@@ -203,6 +204,10 @@ class Tenant(_message.Message):
     """Share among tenants, relative; 0 means 1."""
     priority: _builtins.int
     """-1 best effort, 0 standard, 1 critical: the default of its requests and the most they may ask for."""
+    routed_percent: _builtins.int
+    """Of its requests, how many of 100 Headway routes; the data plane balances the others itself, and Headway watches. By
+    session where there is one, else by request. Unset: 100.
+    """
     etag: _builtins.str
     """Output only below."""
     @_builtins.property
@@ -235,15 +240,18 @@ class Tenant(_message.Message):
         models: _abc.Iterable[_builtins.str] | None = ...,
         adapters: _abc.Iterable[_builtins.str] | None = ...,
         model_quotas: _abc.Mapping[_builtins.str, Global___Quotas] | None = ...,
+        routed_percent: _builtins.int | None = ...,
         etag: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         update_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "quotas", b"quotas", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_routed_percent", b"_routed_percent", "create_time", b"create_time", "quotas", b"quotas", "routed_percent", b"routed_percent", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "isolation_domain", b"isolation_domain", "model_quotas", b"model_quotas", "models", b"models", "name", b"name", "priority", b"priority", "quotas", b"quotas", "update_time", b"update_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_routed_percent", b"_routed_percent", "adapters", b"adapters", "create_time", b"create_time", "display_name", b"display_name", "etag", b"etag", "isolation_domain", b"isolation_domain", "model_quotas", b"model_quotas", "models", b"models", "name", b"name", "priority", b"priority", "quotas", b"quotas", "routed_percent", b"routed_percent", "update_time", b"update_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__routed_percent: _TypeAlias = _typing.Literal["routed_percent"]  # noqa: Y015
+    _WhichOneofArgType__routed_percent: _TypeAlias = _typing.Literal["_routed_percent", b"_routed_percent"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__routed_percent) -> _WhichOneofReturnType__routed_percent | None: ...
 
 Global___Tenant: _TypeAlias = Tenant  # noqa: Y015
 
@@ -911,6 +919,54 @@ class AuditEntry(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditEntry: _TypeAlias = AuditEntry  # noqa: Y015
+
+@_typing.final
+class SetBypassRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    BYPASS_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`tenants/acme`; empty: every tenant."""
+    bypass: _builtins.bool
+    request_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        bypass: _builtins.bool = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypass", b"bypass", "request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetBypassRequest: _TypeAlias = SetBypassRequest  # noqa: Y015
+
+@_typing.final
+class SetBypassResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYPASSED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def bypassed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What is bypassed now: `tenants/acme`; `*`: everything."""
+
+    def __init__(
+        self,
+        *,
+        bypassed: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypassed", b"bypassed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetBypassResponse: _TypeAlias = SetBypassResponse  # noqa: Y015
 
 @_typing.final
 class ListAuditEntriesRequest(_message.Message):

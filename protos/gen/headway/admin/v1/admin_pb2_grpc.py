@@ -275,6 +275,11 @@ class AdminStub:
                 request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.SetEndpointStateRequest.SerializeToString,
                 response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.SetEndpointStateResponse.FromString,
                 _registered_method=True)
+        self.SetBypass = channel.unary_unary(
+                '/headway.admin.v1.Admin/SetBypass',
+                request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.SetBypassRequest.SerializeToString,
+                response_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.SetBypassResponse.FromString,
+                _registered_method=True)
         self.ListAuditEntries = channel.unary_unary(
                 '/headway.admin.v1.Admin/ListAuditEntries',
                 request_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.ListAuditEntriesRequest.SerializeToString,
@@ -583,6 +588,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetBypass(self, request, context):
+        """Takes Headway out of the way of a tenant's requests, or of everybody's, and puts it back: docs/safe-way-in.md.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAuditEntries(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -838,6 +850,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.SetEndpointState,
                     request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.SetEndpointStateRequest.FromString,
                     response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.SetEndpointStateResponse.SerializeToString,
+            ),
+            'SetBypass': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetBypass,
+                    request_deserializer=headway_dot_admin_dot_v1_dot_admin__pb2.SetBypassRequest.FromString,
+                    response_serializer=headway_dot_admin_dot_v1_dot_admin__pb2.SetBypassResponse.SerializeToString,
             ),
             'ListAuditEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAuditEntries,
@@ -2147,6 +2164,33 @@ class Admin:
             '/headway.admin.v1.Admin/SetEndpointState',
             headway_dot_admin_dot_v1_dot_admin__pb2.SetEndpointStateRequest.SerializeToString,
             headway_dot_admin_dot_v1_dot_admin__pb2.SetEndpointStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetBypass(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.admin.v1.Admin/SetBypass',
+            headway_dot_admin_dot_v1_dot_admin__pb2.SetBypassRequest.SerializeToString,
+            headway_dot_admin_dot_v1_dot_admin__pb2.SetBypassResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,6 +91,8 @@ class AdminStub:
     ListEndpoints: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListEndpointsRequest, _admin_pb2.ListEndpointsResponse]
     SetEndpointState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetEndpointStateRequest, _admin_pb2.SetEndpointStateResponse]
     """ACTIVE lifts an ejection, too."""
+    SetBypass: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetBypassRequest, _admin_pb2.SetBypassResponse]
+    """Takes Headway out of the way of a tenant's requests, or of everybody's, and puts it back: docs/safe-way-in.md."""
     ListAuditEntries: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAuditEntriesRequest, _admin_pb2.ListAuditEntriesResponse]
     ListUsage: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListUsageRequest, _admin_pb2.ListUsageResponse]
     """What tenants consumed, oldest first."""
@@ -152,6 +154,8 @@ class AdminAsyncStub(AdminStub):
     ListEndpoints: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListEndpointsRequest, _admin_pb2.ListEndpointsResponse]  # type: ignore[assignment]
     SetEndpointState: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetEndpointStateRequest, _admin_pb2.SetEndpointStateResponse]  # type: ignore[assignment]
     """ACTIVE lifts an ejection, too."""
+    SetBypass: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetBypassRequest, _admin_pb2.SetBypassResponse]  # type: ignore[assignment]
+    """Takes Headway out of the way of a tenant's requests, or of everybody's, and puts it back: docs/safe-way-in.md."""
     ListAuditEntries: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAuditEntriesRequest, _admin_pb2.ListAuditEntriesResponse]  # type: ignore[assignment]
     ListUsage: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListUsageRequest, _admin_pb2.ListUsageResponse]  # type: ignore[assignment]
     """What tenants consumed, oldest first."""
@@ -498,6 +502,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetEndpointStateResponse, _abc.Awaitable[_admin_pb2.SetEndpointStateResponse]]:
         """ACTIVE lifts an ejection, too."""
+
+    @_abc_1.abstractmethod
+    def SetBypass(
+        self,
+        request: _admin_pb2.SetBypassRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.SetBypassResponse, _abc.Awaitable[_admin_pb2.SetBypassResponse]]:
+        """Takes Headway out of the way of a tenant's requests, or of everybody's, and puts it back: docs/safe-way-in.md."""
 
     @_abc_1.abstractmethod
     def ListAuditEntries(

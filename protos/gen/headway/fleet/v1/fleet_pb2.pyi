@@ -5,9 +5,11 @@ Fleet: the live state, for people and dashboards."""
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from headway.routing.v1 import routing_pb2 as _routing_pb2
 from headway.telemetry.v1 import telemetry_pb2 as _telemetry_pb2
 import builtins as _builtins
 import sys
@@ -217,6 +219,16 @@ class GetStatusResponse(_message.Message):
     GUARDS_FROZEN_FIELD_NUMBER: _builtins.int
     STANDING_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
+    BYPASSED_FIELD_NUMBER: _builtins.int
+    SCHEMA_REVISION_FIELD_NUMBER: _builtins.int
+    SCHEMA_EXPECTED_FIELD_NUMBER: _builtins.int
+    NOTIFICATIONS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
+    MAX_WAIT_FIELD_NUMBER: _builtins.int
+    CLOCK_FIELD_NUMBER: _builtins.int
+    FIRST_TOKENS_FIELD_NUMBER: _builtins.int
+    TTFT_MS_SUM_FIELD_NUMBER: _builtins.int
+    PREDICTED_TTFT_MS_SUM_FIELD_NUMBER: _builtins.int
     scheduler: _builtins.str
     epoch: _builtins.str
     version: _builtins.str
@@ -233,6 +245,17 @@ class GetStatusResponse(_message.Message):
     """Most agents went stale at once: guards are frozen."""
     standing: _builtins.str
     """`leader`, `taking_over`, `standby`: only the leader answers Router. One that shares its database with no other leads."""
+    schema_revision: _builtins.str
+    """The database's revision, and the one that this version is made for. Empty: unknown."""
+    schema_expected: _builtins.str
+    notifications: _builtins.str
+    """Whether news of writes arrive at once: `delivered`, `missing` (a pooler between it and Postgres forgets LISTEN),
+    `unknown` (not tried yet, or no database).
+    """
+    first_tokens: _builtins.int
+    """Requests whose first token was reported, the sum of their TTFTs, and what was predicted for them."""
+    ttft_ms_sum: _builtins.float
+    predicted_ttft_ms_sum: _builtins.float
     @_builtins.property
     def started(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -242,6 +265,22 @@ class GetStatusResponse(_message.Message):
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantShare]:
         """At most 200, those with most service first; of tenants that compete with another."""
+
+    @_builtins.property
+    def bypassed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose requests Headway keeps out of: `tenants/acme`; `*`: everybody's."""
+
+    @_builtins.property
+    def certificate_expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When the certificate that it serves with ends; unset: it serves without TLS."""
+
+    @_builtins.property
+    def max_wait(self) -> _duration_pb2.Duration:
+        """The longest hold of a request that does not say."""
+
+    @_builtins.property
+    def clock(self) -> _timestamp_pb2.Timestamp:
+        """This scheduler's clock, at the answer."""
 
     def __init__(
         self,
@@ -263,14 +302,164 @@ class GetStatusResponse(_message.Message):
         guards_frozen: _builtins.bool = ...,
         standing: _builtins.str = ...,
         shares: _abc.Iterable[Global___TenantShare] | None = ...,
+        bypassed: _abc.Iterable[_builtins.str] | None = ...,
+        schema_revision: _builtins.str = ...,
+        schema_expected: _builtins.str = ...,
+        notifications: _builtins.str = ...,
+        certificate_expire_time: _timestamp_pb2.Timestamp | None = ...,
+        max_wait: _duration_pb2.Duration | None = ...,
+        clock: _timestamp_pb2.Timestamp | None = ...,
+        first_tokens: _builtins.int = ...,
+        ttft_ms_sum: _builtins.float = ...,
+        predicted_ttft_ms_sum: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expire_time", b"certificate_expire_time", "clock", b"clock", "max_wait", b"max_wait", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "guards_frozen", b"guards_frozen", "holds", b"holds", "nodes", b"nodes", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "shares", b"shares", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypassed", b"bypassed", "certificate_expire_time", b"certificate_expire_time", "clock", b"clock", "draining", b"draining", "endpoints", b"endpoints", "endpoints_healthy", b"endpoints_healthy", "epoch", b"epoch", "first_tokens", b"first_tokens", "guards_frozen", b"guards_frozen", "holds", b"holds", "max_wait", b"max_wait", "nodes", b"nodes", "notifications", b"notifications", "predicted_ttft_ms_sum", b"predicted_ttft_ms_sum", "refusals", b"refusals", "reservations", b"reservations", "routes", b"routes", "scheduler", b"scheduler", "schema_expected", b"schema_expected", "schema_revision", b"schema_revision", "shares", b"shares", "standing", b"standing", "started", b"started", "store_available", b"store_available", "strategies", b"strategies", "ttft_ms_sum", b"ttft_ms_sum", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GetObservationsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetObservationsRequest: _TypeAlias = GetObservationsRequest  # noqa: Y015
+
+@_typing.final
+class Observation(_message.Message):
+    """Requests of one tenant for one model that another router, or the data plane itself, placed while Headway watched.
+    Sums, so that two answers can be subtracted.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    AGREED_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    COMPARED_FIELD_NUMBER: _builtins.int
+    PREDICTED_SERVED_MS_FIELD_NUMBER: _builtins.int
+    PREDICTED_CHOSEN_MS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_SERVED_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_CHOSEN_FIELD_NUMBER: _builtins.int
+    TIMED_FIELD_NUMBER: _builtins.int
+    ACTUAL_MS_FIELD_NUMBER: _builtins.int
+    PREDICTED_TIMED_MS_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`acme`"""
+    model: _builtins.str
+    requests: _builtins.int
+    agreed: _builtins.int
+    """Those that went where Headway would have sent them at once."""
+    elsewhere: _builtins.int
+    """Those that went to an endpoint that is not known here, or not one of the tenant's for this model."""
+    held: _builtins.int
+    """Those that Headway would have held for a better place, and those that it would have refused."""
+    refused: _builtins.int
+    compared: _builtins.int
+    """Those with a predicted TTFT both there and at Headway's choice, and these predictions' sums."""
+    predicted_served_ms: _builtins.float
+    predicted_chosen_ms: _builtins.float
+    prompt_tokens: _builtins.int
+    """Of all whose endpoint is known: the prompts' tokens, those believed cached where they went, and at Headway's choice."""
+    hit_tokens_served: _builtins.int
+    hit_tokens_chosen: _builtins.int
+    timed: _builtins.int
+    """Those whose real TTFT was seen, its sum, and what was predicted for them where they went."""
+    actual_ms: _builtins.float
+    predicted_timed_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        requests: _builtins.int = ...,
+        agreed: _builtins.int = ...,
+        elsewhere: _builtins.int = ...,
+        held: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        compared: _builtins.int = ...,
+        predicted_served_ms: _builtins.float = ...,
+        predicted_chosen_ms: _builtins.float = ...,
+        prompt_tokens: _builtins.int = ...,
+        hit_tokens_served: _builtins.int = ...,
+        hit_tokens_chosen: _builtins.int = ...,
+        timed: _builtins.int = ...,
+        actual_ms: _builtins.float = ...,
+        predicted_timed_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actual_ms", b"actual_ms", "agreed", b"agreed", "compared", b"compared", "elsewhere", b"elsewhere", "held", b"held", "hit_tokens_chosen", b"hit_tokens_chosen", "hit_tokens_served", b"hit_tokens_served", "model", b"model", "predicted_chosen_ms", b"predicted_chosen_ms", "predicted_served_ms", b"predicted_served_ms", "predicted_timed_ms", b"predicted_timed_ms", "prompt_tokens", b"prompt_tokens", "refused", b"refused", "requests", b"requests", "tenant", b"tenant", "timed", b"timed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Observation: _TypeAlias = Observation  # noqa: Y015
+
+@_typing.final
+class GetObservationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class UnpricedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    OBSERVATIONS_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    UNPRICED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def observations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Observation]: ...
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def unpriced(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Requests that were seen and could not be priced, by reason (`UNKNOWN_MODEL`, …). Nothing happened to them."""
+
+    def __init__(
+        self,
+        *,
+        observations: _abc.Iterable[Global___Observation] | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        unpriced: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["observations", b"observations", "since", b"since", "unpriced", b"unpriced"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetObservationsResponse: _TypeAlias = GetObservationsResponse  # noqa: Y015
 
 @_typing.final
 class DeviceState(_message.Message):
@@ -339,6 +528,7 @@ class NodeState(_message.Message):
     CLOCK_SKEW_S_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     SAMPLE_AGE_MS_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`nodes/gpu-7`."""
     connected: _builtins.bool
@@ -352,6 +542,10 @@ class NodeState(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceState]: ...
+    @_builtins.property
+    def certificate_expire_time(self) -> _timestamp_pb2.Timestamp:
+        """When the certificate that its agent showed ends; unset: it showed none."""
+
     def __init__(
         self,
         *,
@@ -364,10 +558,11 @@ class NodeState(_message.Message):
         clock_skew_s: _builtins.float = ...,
         devices: _abc.Iterable[Global___DeviceState] | None = ...,
         sample_age_ms: _builtins.float = ...,
+        certificate_expire_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_expire_time", b"certificate_expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "clock_skew_s", b"clock_skew_s", "connected", b"connected", "devices", b"devices", "labels", b"labels", "name", b"name", "sample_age_ms", b"sample_age_ms", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "boot_id", b"boot_id", "certificate_expire_time", b"certificate_expire_time", "clock_skew_s", b"clock_skew_s", "connected", b"connected", "devices", b"devices", "labels", b"labels", "name", b"name", "sample_age_ms", b"sample_age_ms", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -724,3 +919,384 @@ class WatchFleetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchFleetResponse: _TypeAlias = WatchFleetResponse  # noqa: Y015
+
+@_typing.final
+class Candidate(_message.Message):
+    """One endpoint as a past decision saw it. Only those that the request might have had: no other tenant's."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    CHOSEN_FIELD_NUMBER: _builtins.int
+    COST_FIELD_NUMBER: _builtins.int
+    PREDICTED_TTFT_MS_FIELD_NUMBER: _builtins.int
+    MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    SOFT_GUARDS_FIELD_NUMBER: _builtins.int
+    endpoint: _builtins.str
+    """`endpoints/10.0.0.1:8000@0`."""
+    chosen: _builtins.bool
+    cost: _builtins.float
+    predicted_ttft_ms: _builtins.float
+    matched_tokens: _builtins.int
+    """Tokens of this request's prompt believed to be cached there."""
+    @_builtins.property
+    def soft_guards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What forbade dispatch there at that moment, of what its strategy heeds."""
+
+    def __init__(
+        self,
+        *,
+        endpoint: _builtins.str = ...,
+        chosen: _builtins.bool = ...,
+        cost: _builtins.float = ...,
+        predicted_ttft_ms: _builtins.float | None = ...,
+        matched_tokens: _builtins.int = ...,
+        soft_guards: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_predicted_ttft_ms", b"_predicted_ttft_ms", "predicted_ttft_ms", b"predicted_ttft_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_predicted_ttft_ms", b"_predicted_ttft_ms", "chosen", b"chosen", "cost", b"cost", "endpoint", b"endpoint", "matched_tokens", b"matched_tokens", "predicted_ttft_ms", b"predicted_ttft_ms", "soft_guards", b"soft_guards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__predicted_ttft_ms: _TypeAlias = _typing.Literal["predicted_ttft_ms"]  # noqa: Y015
+    _WhichOneofArgType__predicted_ttft_ms: _TypeAlias = _typing.Literal["_predicted_ttft_ms", b"_predicted_ttft_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__predicted_ttft_ms) -> _WhichOneofReturnType__predicted_ttft_ms | None: ...
+
+Global___Candidate: _TypeAlias = Candidate  # noqa: Y015
+
+@_typing.final
+class Refusal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_S_FIELD_NUMBER: _builtins.int
+    HELD_MS_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """As in ErrorInfo: `SATURATED`, …"""
+    message: _builtins.str
+    retry_after_s: _builtins.float
+    held_ms: _builtins.float
+    """How long it was held before, in milliseconds."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+        retry_after_s: _builtins.float | None = ...,
+        held_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s", "held_ms", b"held_ms", "message", b"message", "reason", b"reason", "retry_after_s", b"retry_after_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__retry_after_s: _TypeAlias = _typing.Literal["retry_after_s"]  # noqa: Y015
+    _WhichOneofArgType__retry_after_s: _TypeAlias = _typing.Literal["_retry_after_s", b"_retry_after_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__retry_after_s) -> _WhichOneofReturnType__retry_after_s | None: ...
+
+Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
+
+@_typing.final
+class DecisionRecord(_message.Message):
+    """A decision or a refusal, and what came of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    RESERVATION_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    DECISION_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    FALLBACKS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    TTFT_MS_FIELD_NUMBER: _builtins.int
+    DURATION_MS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    SERVED_BY_FIELD_NUMBER: _builtins.int
+    MOVED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    CANDIDATES_FIELD_NUMBER: _builtins.int
+    CANDIDATES_DROPPED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Counts decisions and refusals since the scheduler's start."""
+    request_id: _builtins.str
+    reservation_id: _builtins.str
+    """Empty: refused."""
+    tenant: _builtins.str
+    """`tenants/acme`."""
+    model: _builtins.str
+    adapter: _builtins.str
+    session_id: _builtins.str
+    priority: _routing_pb2.Priority.ValueType
+    max_tokens: _builtins.int
+    endpoint: _builtins.str
+    """Name of the endpoint chosen."""
+    outcome: _builtins.str
+    """`in_flight`, `success`, `cancelled`, `client_error`, `server_error`, `connect_error`, `timeout`, as reported;
+    `expired`, `orphaned`, `endpoint_gone`: nobody reported; `refused`.
+    """
+    ttft_ms: _builtins.float
+    """By the data plane's clock; unset: not reported."""
+    duration_ms: _builtins.float
+    served_by: _builtins.str
+    """Name of the endpoint that had it at its end."""
+    moved: _builtins.bool
+    """Another one than was chosen."""
+    candidates_dropped: _builtins.bool
+    @_builtins.property
+    def time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def decision(self) -> _routing_pb2.Decision:
+        """Why; unset: refused."""
+
+    @_builtins.property
+    def fallbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def ended(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def usage(self) -> _routing_pb2.Usage: ...
+    @_builtins.property
+    def refusal(self) -> Global___Refusal: ...
+    @_builtins.property
+    def candidates(self) -> _containers.RepeatedCompositeFieldContainer[Global___Candidate]:
+        """Cheapest first; in GetDecision only. Empty with `candidates_dropped`: newer decisions took the room."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time: _timestamp_pb2.Timestamp | None = ...,
+        request_id: _builtins.str = ...,
+        reservation_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        adapter: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        priority: _routing_pb2.Priority.ValueType = ...,
+        max_tokens: _builtins.int | None = ...,
+        decision: _routing_pb2.Decision | None = ...,
+        endpoint: _builtins.str = ...,
+        fallbacks: _abc.Iterable[_builtins.str] | None = ...,
+        outcome: _builtins.str = ...,
+        ended: _timestamp_pb2.Timestamp | None = ...,
+        ttft_ms: _builtins.float | None = ...,
+        duration_ms: _builtins.float | None = ...,
+        usage: _routing_pb2.Usage | None = ...,
+        served_by: _builtins.str = ...,
+        moved: _builtins.bool = ...,
+        refusal: Global___Refusal | None = ...,
+        candidates: _abc.Iterable[Global___Candidate] | None = ...,
+        candidates_dropped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "_duration_ms", b"_duration_ms", "_max_tokens", b"_max_tokens", "_ttft_ms", b"_ttft_ms", "decision", b"decision", "duration_ms", b"duration_ms", "ended", b"ended", "max_tokens", b"max_tokens", "refusal", b"refusal", "time", b"time", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decision", b"_decision", "_duration_ms", b"_duration_ms", "_max_tokens", b"_max_tokens", "_ttft_ms", b"_ttft_ms", "adapter", b"adapter", "candidates", b"candidates", "candidates_dropped", b"candidates_dropped", "decision", b"decision", "duration_ms", b"duration_ms", "ended", b"ended", "endpoint", b"endpoint", "fallbacks", b"fallbacks", "max_tokens", b"max_tokens", "model", b"model", "moved", b"moved", "number", b"number", "outcome", b"outcome", "priority", b"priority", "refusal", b"refusal", "request_id", b"request_id", "reservation_id", b"reservation_id", "served_by", b"served_by", "session_id", b"session_id", "tenant", b"tenant", "time", b"time", "ttft_ms", b"ttft_ms", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__decision: _TypeAlias = _typing.Literal["decision"]  # noqa: Y015
+    _WhichOneofArgType__decision: _TypeAlias = _typing.Literal["_decision", b"_decision"]  # noqa: Y015
+    _WhichOneofReturnType__duration_ms: _TypeAlias = _typing.Literal["duration_ms"]  # noqa: Y015
+    _WhichOneofArgType__duration_ms: _TypeAlias = _typing.Literal["_duration_ms", b"_duration_ms"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__ttft_ms: _TypeAlias = _typing.Literal["ttft_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttft_ms: _TypeAlias = _typing.Literal["_ttft_ms", b"_ttft_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decision) -> _WhichOneofReturnType__decision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__duration_ms) -> _WhichOneofReturnType__duration_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttft_ms) -> _WhichOneofReturnType__ttft_ms | None: ...
+
+Global___DecisionRecord: _TypeAlias = DecisionRecord  # noqa: Y015
+
+@_typing.final
+class DecisionFilter(_message.Message):
+    """Every part that is set must match."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """`acme` or `tenants/acme`."""
+    model: _builtins.str
+    endpoint: _builtins.str
+    """Chosen, or served by: `10.0.0.1:8000@0` or `endpoints/…`."""
+    outcome: _builtins.str
+    """See DecisionRecord.outcome."""
+    refused: _builtins.bool
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        model: _builtins.str = ...,
+        endpoint: _builtins.str = ...,
+        outcome: _builtins.str = ...,
+        refused: _builtins.bool | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_refused", b"_refused", "refused", b"refused", "since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_refused", b"_refused", "endpoint", b"endpoint", "model", b"model", "outcome", b"outcome", "refused", b"refused", "since", b"since", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__refused: _TypeAlias = _typing.Literal["refused"]  # noqa: Y015
+    _WhichOneofArgType__refused: _TypeAlias = _typing.Literal["_refused", b"_refused"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__refused) -> _WhichOneofReturnType__refused | None: ...
+
+Global___DecisionFilter: _TypeAlias = DecisionFilter  # noqa: Y015
+
+@_typing.final
+class ListDecisionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    page_token: _builtins.str
+    @_builtins.property
+    def filter(self) -> Global___DecisionFilter: ...
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        filter: Global___DecisionFilter | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDecisionsRequest: _TypeAlias = ListDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class ListDecisionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecisionRecord]: ...
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[Global___DecisionRecord] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDecisionsResponse: _TypeAlias = ListDecisionsResponse  # noqa: Y015
+
+@_typing.final
+class GetDecisionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """A request id or a reservation id; the newest of that id."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDecisionRequest: _TypeAlias = GetDecisionRequest  # noqa: Y015
+
+@_typing.final
+class GetDecisionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def decision(self) -> Global___DecisionRecord: ...
+    def __init__(
+        self,
+        *,
+        decision: Global___DecisionRecord | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetDecisionResponse: _TypeAlias = GetDecisionResponse  # noqa: Y015
+
+@_typing.final
+class WatchDecisionsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILTER_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    OUTCOMES_FIELD_NUMBER: _builtins.int
+    share: _builtins.float
+    """Of all decisions, 0 to 1; 0: all."""
+    outcomes: _builtins.bool
+    """Each once more when it has ended."""
+    @_builtins.property
+    def filter(self) -> Global___DecisionFilter: ...
+    def __init__(
+        self,
+        *,
+        filter: Global___DecisionFilter | None = ...,
+        share: _builtins.float = ...,
+        outcomes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "outcomes", b"outcomes", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchDecisionsRequest: _TypeAlias = WatchDecisionsRequest  # noqa: Y015
+
+@_typing.final
+class WatchDecisionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    lost: _builtins.int
+    """Decisions since the last message that this reader was too slow for."""
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DecisionRecord]: ...
+    def __init__(
+        self,
+        *,
+        decisions: _abc.Iterable[Global___DecisionRecord] | None = ...,
+        lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decisions", b"decisions", "lost", b"lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchDecisionsResponse: _TypeAlias = WatchDecisionsResponse  # noqa: Y015

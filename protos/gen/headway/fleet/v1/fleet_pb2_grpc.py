@@ -55,6 +55,26 @@ class FleetStub:
                 request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
                 response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
                 _registered_method=True)
+        self.GetObservations = channel.unary_unary(
+                '/headway.fleet.v1.Fleet/GetObservations',
+                request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsRequest.SerializeToString,
+                response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsResponse.FromString,
+                _registered_method=True)
+        self.ListDecisions = channel.unary_unary(
+                '/headway.fleet.v1.Fleet/ListDecisions',
+                request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.ListDecisionsRequest.SerializeToString,
+                response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.ListDecisionsResponse.FromString,
+                _registered_method=True)
+        self.GetDecision = channel.unary_unary(
+                '/headway.fleet.v1.Fleet/GetDecision',
+                request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetDecisionRequest.SerializeToString,
+                response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetDecisionResponse.FromString,
+                _registered_method=True)
+        self.WatchDecisions = channel.unary_stream(
+                '/headway.fleet.v1.Fleet/WatchDecisions',
+                request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.SerializeToString,
+                response_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.FromString,
+                _registered_method=True)
         self.WhoAmI = channel.unary_unary(
                 '/headway.fleet.v1.Fleet/WhoAmI',
                 request_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WhoAmIRequest.SerializeToString,
@@ -91,6 +111,35 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetObservations(self, request, context):
+        """What Headway would have done with the requests that others placed while it watched, since it started.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDecisions(self, request, context):
+        """The newest decisions and refusals that the scheduler remembers, newest first. Viewers and admins; one that is bound
+        to tenants sees those of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDecision(self, request, context):
+        """One of them, with every candidate as the decision saw it. NOT_FOUND once it is forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchDecisions(self, request, context):
+        """Decisions as they are made. A reader that is too slow loses some, and is told how many.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WhoAmI(self, request, context):
         """What the caller's credential is good for.
         """
@@ -120,6 +169,26 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.WatchFleet,
                     request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.FromString,
                     response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.SerializeToString,
+            ),
+            'GetObservations': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetObservations,
+                    request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsRequest.FromString,
+                    response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsResponse.SerializeToString,
+            ),
+            'ListDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDecisions,
+                    request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.ListDecisionsRequest.FromString,
+                    response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.ListDecisionsResponse.SerializeToString,
+            ),
+            'GetDecision': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDecision,
+                    request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetDecisionRequest.FromString,
+                    response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.GetDecisionResponse.SerializeToString,
+            ),
+            'WatchDecisions': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchDecisions,
+                    request_deserializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.FromString,
+                    response_serializer=headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.SerializeToString,
             ),
             'WhoAmI': grpc.unary_unary_rpc_method_handler(
                     servicer.WhoAmI,
@@ -236,6 +305,114 @@ class Fleet:
             '/headway.fleet.v1.Fleet/WatchFleet',
             headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
             headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchFleetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetObservations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.fleet.v1.Fleet/GetObservations',
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsRequest.SerializeToString,
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.GetObservationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.fleet.v1.Fleet/ListDecisions',
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.ListDecisionsRequest.SerializeToString,
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.ListDecisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDecision(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.fleet.v1.Fleet/GetDecision',
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.GetDecisionRequest.SerializeToString,
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.GetDecisionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.fleet.v1.Fleet/WatchDecisions',
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchDecisionsRequest.SerializeToString,
+            headway_dot_fleet_dot_v1_dot_fleet__pb2.WatchDecisionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,16 @@ class FleetStub:
     ListEndpoints: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListEndpointsRequest, _fleet_pb2.ListEndpointsResponse]
     WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]
     """The whole fleet, then what changed, at most once an interval."""
+    GetObservations: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetObservationsRequest, _fleet_pb2.GetObservationsResponse]
+    """What Headway would have done with the requests that others placed while it watched, since it started."""
+    ListDecisions: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListDecisionsRequest, _fleet_pb2.ListDecisionsResponse]
+    """The newest decisions and refusals that the scheduler remembers, newest first. Viewers and admins; one that is bound
+    to tenants sees those of its own.
+    """
+    GetDecision: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.GetDecisionRequest, _fleet_pb2.GetDecisionResponse]
+    """One of them, with every candidate as the decision saw it. NOT_FOUND once it is forgotten."""
+    WatchDecisions: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchDecisionsRequest, _fleet_pb2.WatchDecisionsResponse]
+    """Decisions as they are made. A reader that is too slow loses some, and is told how many."""
     WhoAmI: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.WhoAmIRequest, _fleet_pb2.WhoAmIResponse]
     """What the caller's credential is good for."""
 
@@ -51,6 +61,16 @@ class FleetAsyncStub(FleetStub):
     ListEndpoints: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListEndpointsRequest, _fleet_pb2.ListEndpointsResponse]  # type: ignore[assignment]
     WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.WatchFleetResponse]  # type: ignore[assignment]
     """The whole fleet, then what changed, at most once an interval."""
+    GetObservations: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetObservationsRequest, _fleet_pb2.GetObservationsResponse]  # type: ignore[assignment]
+    """What Headway would have done with the requests that others placed while it watched, since it started."""
+    ListDecisions: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListDecisionsRequest, _fleet_pb2.ListDecisionsResponse]  # type: ignore[assignment]
+    """The newest decisions and refusals that the scheduler remembers, newest first. Viewers and admins; one that is bound
+    to tenants sees those of its own.
+    """
+    GetDecision: _aio.UnaryUnaryMultiCallable[_fleet_pb2.GetDecisionRequest, _fleet_pb2.GetDecisionResponse]  # type: ignore[assignment]
+    """One of them, with every candidate as the decision saw it. NOT_FOUND once it is forgotten."""
+    WatchDecisions: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchDecisionsRequest, _fleet_pb2.WatchDecisionsResponse]  # type: ignore[assignment]
+    """Decisions as they are made. A reader that is too slow loses some, and is told how many."""
     WhoAmI: _aio.UnaryUnaryMultiCallable[_fleet_pb2.WhoAmIRequest, _fleet_pb2.WhoAmIResponse]  # type: ignore[assignment]
     """What the caller's credential is good for."""
 
@@ -85,6 +105,40 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchFleetResponse], _abc.AsyncIterator[_fleet_pb2.WatchFleetResponse]]:
         """The whole fleet, then what changed, at most once an interval."""
+
+    @_abc_1.abstractmethod
+    def GetObservations(
+        self,
+        request: _fleet_pb2.GetObservationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.GetObservationsResponse, _abc.Awaitable[_fleet_pb2.GetObservationsResponse]]:
+        """What Headway would have done with the requests that others placed while it watched, since it started."""
+
+    @_abc_1.abstractmethod
+    def ListDecisions(
+        self,
+        request: _fleet_pb2.ListDecisionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ListDecisionsResponse, _abc.Awaitable[_fleet_pb2.ListDecisionsResponse]]:
+        """The newest decisions and refusals that the scheduler remembers, newest first. Viewers and admins; one that is bound
+        to tenants sees those of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def GetDecision(
+        self,
+        request: _fleet_pb2.GetDecisionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.GetDecisionResponse, _abc.Awaitable[_fleet_pb2.GetDecisionResponse]]:
+        """One of them, with every candidate as the decision saw it. NOT_FOUND once it is forgotten."""
+
+    @_abc_1.abstractmethod
+    def WatchDecisions(
+        self,
+        request: _fleet_pb2.WatchDecisionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_fleet_pb2.WatchDecisionsResponse], _abc.AsyncIterator[_fleet_pb2.WatchDecisionsResponse]]:
+        """Decisions as they are made. A reader that is too slow loses some, and is told how many."""
 
     @_abc_1.abstractmethod
     def WhoAmI(

@@ -421,6 +421,8 @@ class RouteRequest(_message.Message):
     EXCLUDED_ENDPOINTS_FIELD_NUMBER: _builtins.int
     SUBSET_FIELD_NUMBER: _builtins.int
     CANNOT_INJECT_SALT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Chosen by the caller, unique among its live requests; a retry with the same id keeps its place. Made up if empty."""
     tenant: _builtins.str
@@ -439,6 +441,9 @@ class RouteRequest(_message.Message):
     """The caller cannot put `cache_salt` into what it forwards: only endpoints that serve no other isolation domain may be
     chosen.
     """
+    traceparent: _builtins.str
+    """W3C trace context, as its headers have it: whose work this call is. Counts where the scheduler traces."""
+    tracestate: _builtins.str
     @_builtins.property
     def chat(self) -> Global___ChatPrompt: ...
     @_builtins.property
@@ -480,10 +485,12 @@ class RouteRequest(_message.Message):
         excluded_endpoints: _abc.Iterable[_builtins.str] | None = ...,
         subset: Global___Subset | None = ...,
         cannot_inject_salt: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "blocks", b"blocks", "chat", b"chat", "max_tokens", b"max_tokens", "max_wait", b"max_wait", "prompt", b"prompt", "subset", b"subset", "text", b"text", "tokens", b"tokens", "tpot_objective", b"tpot_objective", "ttft_objective", b"ttft_objective"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "adapter", b"adapter", "blocks", b"blocks", "cannot_inject_salt", b"cannot_inject_salt", "chat", b"chat", "excluded_endpoints", b"excluded_endpoints", "max_tokens", b"max_tokens", "max_wait", b"max_wait", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "session_id", b"session_id", "subset", b"subset", "task_hint", b"task_hint", "tenant", b"tenant", "text", b"text", "tokens", b"tokens", "tpot_objective", b"tpot_objective", "ttft_objective", b"ttft_objective"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "adapter", b"adapter", "blocks", b"blocks", "cannot_inject_salt", b"cannot_inject_salt", "chat", b"chat", "excluded_endpoints", b"excluded_endpoints", "max_tokens", b"max_tokens", "max_wait", b"max_wait", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "session_id", b"session_id", "subset", b"subset", "task_hint", b"task_hint", "tenant", b"tenant", "text", b"text", "tokens", b"tokens", "tpot_objective", b"tpot_objective", "traceparent", b"traceparent", "tracestate", b"tracestate", "ttft_objective", b"ttft_objective"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
@@ -1278,21 +1285,55 @@ class FailOpenView(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class RoutedPercentEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     DEFAULT_TENANT_FIELD_NUMBER: _builtins.int
+    BYPASSED_FIELD_NUMBER: _builtins.int
+    ROUTED_PERCENT_FIELD_NUMBER: _builtins.int
     default_tenant: _builtins.str
     """Whom a Route is for that names no tenant."""
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailOpenView.Entry]: ...
+    @_builtins.property
+    def bypassed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Whose requests the data plane shall place by itself although a scheduler answers; `*`: everybody's."""
+
+    @_builtins.property
+    def routed_percent(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Of a tenant's requests, how many of 100 are to be asked for here: those whose crc32 of the session id, else of the
+        request id, modulo 100 is below it. The data plane places the others by itself. A tenant that is not here: all.
+        """
+
     def __init__(
         self,
         *,
         endpoints: _abc.Iterable[Global___FailOpenView.Entry] | None = ...,
         default_tenant: _builtins.str = ...,
+        bypassed: _abc.Iterable[_builtins.str] | None = ...,
+        routed_percent: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_tenant", b"default_tenant", "endpoints", b"endpoints"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bypassed", b"bypassed", "default_tenant", b"default_tenant", "endpoints", b"endpoints", "routed_percent", b"routed_percent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
