@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -16,6 +18,7 @@ from rich.table import Table
 from headway_bench.console import ConsoleSettings, measure_console
 from headway_bench.envoy import EnvoyBench, EnvoySettings
 from headway_bench.figures import BenchError, Json
+from headway_bench.flame import Stack, flame_graph, sampled
 from headway_bench.idle_fleet import IdleSettings, measure_idle
 from headway_bench.inproc import InprocSettings, measure_inproc
 from headway_bench.kv import KvSettings, measure_kv
@@ -85,13 +88,17 @@ def route(
     observability: Annotated[
         bool | None, typer.Option(help="inproc: with record and metrics, or without; by default both, in turns.")
     ] = None,
+    flame: Annotated[Path | None, typer.Option(help="inproc: where to write a flame graph (SVG).")] = None,
     seconds: SecondsOption = 6.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Requests routed, reported first-token and finished, beside a bare gRPC echo of the same messages."""
     if mode is Mode.INPROC:
         inproc = InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds, observability)
-        _print(_checked(lambda: measure_inproc(inproc)), output)
+        with sampled("run") if flame else nullcontext(Counter[Stack]()) as stacks:
+            _print(_checked(lambda: measure_inproc(inproc)), output)
+        if flame:
+            flame.write_text(flame_graph(stacks, f"A routed request in process, {endpoints} endpoints"))
     else:
         settings = RouteSettings(mode.value, endpoints, prompt_bytes, concurrency, strategy, auth, seconds)
         _print(_found(measure_route(settings)), output)

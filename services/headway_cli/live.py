@@ -165,13 +165,13 @@ def _wait_empty(name: str, read: Callable[[], Any], leader: Callable[[], str], l
             left = f"{message.inflight} in flight"
             if not leads:
                 left = _NOT_THE_LEADER
-        if not leads or before not in (None, leads):
+        if not leads or before not in (None, leads) or (before is None and _is_unseen(message)):
             doubtful_until = now + _RETURN_S
         before = leads
         if message is not None and leads and not message.inflight:
             if now >= doubtful_until:
                 return message
-            left = "the scheduler leads anew; data planes tell it what they hold"
+            left = "the scheduler leads anew, or just started; data planes tell it what they hold"
         if left != told:
             told = left
             sys.stderr.write(f"{name}: {left}\n")
@@ -180,6 +180,13 @@ def _wait_empty(name: str, read: Callable[[], Any], leader: Callable[[], str], l
         if limit_s is not None and waited_s >= limit_s:
             raise NotInTime("NOT_EMPTY", f"{name}: {left} after {waited_s:.0f} s; it goes on draining")
         time.sleep(_POLL_S if limit_s is None else min(_POLL_S, limit_s - waited_s))
+
+
+def _is_unseen(message: Any) -> bool:  # a Node or an Endpoint
+    """Has no agent said anything of it since the scheduler started?"""
+    if isinstance(message, pb.Node):
+        return not message.connected and not message.endpoints
+    return isinstance(message, pb.Endpoint) and not message.node
 
 
 def _get(client: Client, kind: _LiveKind, name: str) -> Any:  # a Node or an Endpoint

@@ -295,6 +295,7 @@ class HeadwayClient:
                 self._leave_soon()
                 self._outbox.route(call)
             else:
+                call.sent = False  # it is over there: nothing is left to be given up
                 self._refuse(call, refusal)
             return
         self.stats.routes += 1

@@ -17,7 +17,8 @@ from headway.routing.v1 import routing_pb2 as pb
 from headway_client import ClientOptions, HeadwayClient, RouteRefused
 from headway_openai.body import Api, parse_body
 from headway_openai.errors import ApiError
-from headway_tracing.build import Kind, trace_context, tracing_to
+from headway_tracing.build import trace_context, tracing_to
+from headway_tracing.kinds import Kind
 from prometheus_client import generate_latest
 
 from headway_gateway.config import SYSTEM_ROOTS, GatewaySettings

@@ -85,7 +85,7 @@ class GatewaySettings(BaseSettings):
     debug_headers: bool = False
     """Whether answers carry the decision: `x-headway-strategy`, `-matched-tokens`, …"""
     trace_endpoint: str = ""
-    """An OpenTelemetry collector (OTLP over gRPC), `http://HOST:4317`; empty: nothing is traced."""
+    """An OpenTelemetry collector (OTLP over HTTP), `http://HOST:4318`; empty: nothing is traced."""
     trace_share: float = Field(default=0.01, ge=0, le=1)
     """Of the requests that come without a trace context; else that decides."""
     log_requests: bool = False

@@ -16,7 +16,7 @@ from headway_client import HeadwayClient, Reservation, RouteRefused
 from headway_openai.body import Api, ParsedBody, forwarded_body
 from headway_openai.errors import ApiError, error_event
 from headway_openai.sse import EventStream, Usage, parse_usage
-from headway_tracing.build import Kind
+from headway_tracing.kinds import Kind
 
 from headway_gateway.budget import RetryBudget
 from headway_gateway.config import GatewaySettings

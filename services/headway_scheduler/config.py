@@ -187,7 +187,7 @@ class Config(BaseSettings):
     metrics_endpoints: int = Field(1_000, ge=1, le=100_000)
     """Endpoints with metrics of their own; the others share the label `_other`."""
     trace_endpoint: str = ""
-    """An OpenTelemetry collector (OTLP over gRPC), `http://HOST:4317`; empty: nothing is traced."""
+    """An OpenTelemetry collector (OTLP over HTTP), `http://HOST:4318`; empty: nothing is traced."""
     trace_share: float = Field(0.01, ge=0, le=1)
     """Of the requests whose caller decided nothing; else the caller's decision counts."""
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")

@@ -1,14 +1,13 @@
 """Tracing as configured: where spans go, how many, or none at all."""
 
 from collections.abc import Mapping
-from enum import Enum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headway_tracing.tracing import Tracing
 
-__all__ = ["TRACE_HEADERS", "Kind", "problem_of", "trace_context", "tracing_to"]
+__all__ = ["TRACE_HEADERS", "problem_of", "trace_context", "tracing_to"]
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 """W3C's names."""
@@ -16,18 +15,10 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 _LONGEST = 512
 
 
-class Kind(Enum):
-    """A span's part: it answers a call, makes one, or neither."""
-
-    SERVER = "server"
-    CLIENT = "client"
-    INTERNAL = "internal"
-
-
 def problem_of(endpoint: str) -> str:
     """What keeps spans from going there; empty: nothing."""
     if endpoint and not endpoint.startswith(("http://", "https://")):
-        return f"{endpoint!r} must look like http://HOST:4317, or https:// for TLS"
+        return f"{endpoint!r} must look like http://HOST:4318, or https:// for TLS"
     if endpoint and (find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None):
         return 'needs the extra `tracing`: pip install "headway[tracing]"'
     return ""
@@ -40,14 +31,13 @@ def trace_context(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def tracing_to(endpoint: str, service: str, share: float) -> "Tracing | None":
-    """Spans by OTLP over gRPC to this collector; None where there is none: then nothing is imported, nothing is asked.
+    """Spans by OTLP over HTTP to this collector; None where there is none: then nothing is imported, nothing is asked.
 
     `share` is of those that come without a decision of their own; others follow their parent.
     """
     if not endpoint:
         return None
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
+    from headway_tracing.otlp_json import OtlpJsonExporter
     from headway_tracing.tracing import Tracing
 
-    return Tracing(OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://")), service, share)
+    return Tracing(OtlpJsonExporter(endpoint), service, share)

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from headway_tracing.build import Kind
+from headway_tracing.kinds import Kind
 
 __all__ = ["Tracing"]
 

@@ -1,13 +1,28 @@
-"""An OpenTelemetry collector: takes spans by OTLP over gRPC on a real port, and keeps them."""
+"""An OpenTelemetry collector: takes spans by OTLP over HTTP, as JSON, on a real port, and keeps them."""
 
 import contextlib
+from dataclasses import dataclass
+from types import SimpleNamespace
 
-import grpc
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+from aiohttp import web
+
+KINDS = {"stringValue": str, "intValue": int, "doubleValue": float, "boolValue": bool}
 
 
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+@dataclass
+class Span:
+    """One, with ids as bytes and times as numbers."""
+
+    trace_id: bytes
+    span_id: bytes
+    parent_span_id: bytes
+    start_time_unix_nano: int
+    end_time_unix_nano: int
+    attributes: dict
+    events: list
+
+
+class Collector:
     """`spans` by name, in the order in which they came."""
 
     def __init__(self):
@@ -15,14 +30,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self.services = set()
         self.port = 0
 
-    async def Export(self, request, context):  # noqa: N802
-        for resource in request.resource_spans:
-            names = {each.key: each.value.string_value for each in resource.resource.attributes}
-            self.services.add(names["service.name"])
-            for scope in resource.scope_spans:
-                for span in scope.spans:
-                    self.spans.setdefault(span.name, []).append(span)
-        return pb.ExportTraceServiceResponse()
+    async def export(self, request):
+        assert request.content_type == "application/json"
+        for resource in (await request.json())["resourceSpans"]:
+            self.services.add(_plain(resource["resource"]["attributes"])["service.name"])
+            for scope in resource["scopeSpans"]:
+                for span in scope["spans"]:
+                    self.spans.setdefault(span["name"], []).append(_span(span))
+        return web.json_response({})
 
     @property
     def endpoint(self):
@@ -33,19 +48,41 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return found
 
 
+def _span(span):
+    return Span(
+        bytes.fromhex(span["traceId"]),
+        bytes.fromhex(span["spanId"]),
+        bytes.fromhex(span.get("parentSpanId", "")),
+        int(span["startTimeUnixNano"]),
+        int(span["endTimeUnixNano"]),
+        _plain(span["attributes"]),
+        [SimpleNamespace(name=event["name"]) for event in span["events"]],
+    )
+
+
+def _plain(attributes):
+    found = {}
+    for each in attributes:
+        ((kind, value),) = each["value"].items()
+        found[each["key"]] = KINDS[kind](value)
+    return found
+
+
 def attributes(span):
     """A span's, as plain values."""
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+    return span.attributes
 
 
 @contextlib.asynccontextmanager
 async def collecting():
     """A collector until the block ends."""
-    server, collector = grpc.aio.server(), Collector()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    collector.port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    collector, app = Collector(), web.Application()
+    app.router.add_post("/v1/traces", collector.export)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    collector.port = runner.addresses[0][1]
     try:
         yield collector
     finally:
-        await server.stop(None)
+        await runner.cleanup()

@@ -85,9 +85,9 @@ def set_principal(principal: Principal) -> None:
 
 
 def principal_of(credential: Credential) -> Principal:
-    """The principal that a credential makes. An admin that is bound to no tenant may name any."""
+    """The principal that a credential makes. An admin, or a viewer, that is bound to no tenant may name any."""
     tenants = credential.tenants
-    if credential.role is Role.ADMIN and not tenants:
+    if credential.role in (Role.ADMIN, Role.VIEWER) and not tenants:
         tenants = ("*",)
     return Principal(credential.id, credential.role, credential.node, tenants)
 

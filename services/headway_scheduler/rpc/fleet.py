@@ -35,13 +35,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:  # noqa: N802
         """How the scheduler does."""
-        return status_to_proto(self._scheduler, self._version)
+        return status_to_proto(self._scheduler, self._version, current_principal())
 
     async def GetObservations(  # noqa: N802
         self, request: pb.GetObservationsRequest, context: Context
     ) -> pb.GetObservationsResponse:
         """What would have been done with the requests that others placed."""
-        return observations_to_proto(self._scheduler)
+        return observations_to_proto(self._scheduler, current_principal())
 
     async def WhoAmI(self, request: pb.WhoAmIRequest, context: Context) -> pb.WhoAmIResponse:  # noqa: N802
         """What the caller's credential is good for."""

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from headway.admin.v1 import admin_pb2 as pb
 from headway_cli import live
 from headway_cli.errors import NotInTime, Unreachable
 
@@ -27,7 +28,8 @@ class Scene:
         return self.polls[0][0]
 
     def read(self):
-        return SimpleNamespace(inflight=self.polls[0][1])
+        inflight = self.polls[0][1]
+        return SimpleNamespace(inflight=inflight) if isinstance(inflight, int) else inflight
 
 
 @pytest.fixture
@@ -58,3 +60,10 @@ def test_who_leads_anew_is_believed_when_data_planes_had_time_to_come_back(wait,
     assert wait(("a.1", 1), ("a.2", 0)) >= 10.0
     with pytest.raises(NotInTime):
         wait(("a.1", 1), between, ("b.2", 0), ("b.2", 1))
+
+
+def test_what_no_agent_has_spoken_of_yet_is_not_empty_at_once(wait):
+    assert wait(("a.1", pb.Node(name="nodes/n"))) >= 10.0
+    assert wait(("a.1", pb.Endpoint(name="endpoints/e"))) >= 10.0
+    assert wait(("a.1", pb.Node(name="nodes/n", endpoints=2))) == 0.0
+    assert wait(("a.1", pb.Endpoint(name="endpoints/e", node="nodes/n"))) == 0.0

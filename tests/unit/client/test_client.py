@@ -99,6 +99,7 @@ async def test_a_refusal_is_an_exception_with_its_facts(router: FakeRouter) -> N
         2.5,
     )
     assert client.stats.refusals == 1
+    assert client.stats.cancels == 0, "what was answered is not given up"
 
 
 @pytest.mark.parametrize(

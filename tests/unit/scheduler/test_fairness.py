@@ -6,11 +6,12 @@ import pytest
 from fakes.contest import OUTPUT, Contest, HoldLimits, HoldOrder
 from fakes.rig import Rig, desired_state, spec
 from headway_scheduler.domain.decision import Decision
-from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Tenant
+from headway_scheduler.domain.desired import Binding, BindingMode, DesiredState, GpuGroup, Principal, Role, Tenant
 from headway_scheduler.domain.report import Outcome, Usage
 from headway_scheduler.errors import AllUnhealthy, HoldExpired, QueueFull, Saturated, Shed
 from headway_scheduler.exposition import SchedulerCollector
 from headway_scheduler.fleet.arenas import arenas_of
+from headway_scheduler.rpc.authentication import LOCAL
 from headway_scheduler.rpc.convert.fleet import status_to_proto
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -485,12 +486,17 @@ class TestVisible:
         return rig
 
     def test_fleet_shows_every_share(self, rig):
-        shares = {each.tenant: each for each in status_to_proto(rig.scheduler, "1").shares}
+        shares = {each.tenant: each for each in status_to_proto(rig.scheduler, "1", LOCAL).shares}
         assert set(shares) == {"tenants/default", "tenants/other"}
         mine = shares["tenants/default"]
         assert (mine.arena, mine.weight, mine.service) == ("gpuGroups/all", 1.0, 200.0)
         assert (mine.holds, mine.reservations) == (1, 1)
         assert shares["tenants/other"].weight == 2.0
+
+    def test_who_may_name_one_tenant_sees_no_others_share(self, rig):
+        router = Principal("r", Role.ROUTER, tenants=("other",))
+        (share,) = status_to_proto(rig.scheduler, "1", router).shares
+        assert share.tenant == "tenants/other"
 
     def test_metrics_have_so_many_tenants_and_the_others_together(self, rig):
         rig.desire(

@@ -8,6 +8,7 @@ from headway.fleet.v1 import fleet_pb2 as pb
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.certificates import expires_at
+from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.device import DeviceEventKind
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES, TENANTS
@@ -35,11 +36,13 @@ def _expiry_of(certificate: Path) -> float | None:
         return None
 
 
-def observations_to_proto(scheduler: Scheduler) -> pb.GetObservationsResponse:
-    """What was seen of requests that others placed."""
+def observations_to_proto(scheduler: Scheduler, principal: Principal) -> pb.GetObservationsResponse:
+    """What was seen of requests that others placed, of the tenants that this principal may name."""
     response = pb.GetObservationsResponse(unpriced=scheduler.observations.unpriced)
     response.since.FromNanoseconds(int(scheduler.started_at * 1e9))
     for (tenant, model), tally in sorted(scheduler.observations.tallies.items()):
+        if not principal.may_name(tenant):
+            continue
         response.observations.add(tenant=tenant, model=model, **asdict(tally))
     return response
 
@@ -150,8 +153,8 @@ def _hit_ratio(endpoint: Endpoint) -> float | None:
     return sample.prefix_hits.value / sample.prefix_queries.value
 
 
-def status_to_proto(scheduler: Scheduler, version: str) -> pb.GetStatusResponse:
-    """How the scheduler does."""
+def status_to_proto(scheduler: Scheduler, version: str, principal: Principal) -> pb.GetStatusResponse:
+    """How the scheduler does; shares are those of the tenants that this principal may name."""
     fleet = scheduler.fleet
     strategies = [
         pb.StrategyStatus(
@@ -177,6 +180,7 @@ def status_to_proto(scheduler: Scheduler, version: str) -> pb.GetStatusResponse:
             reservations=inflight.get(each.tenant, 0),
         )
         for each in dispatcher.fair.shares(_MOST_SHARES)
+        if principal.may_name(each.tenant)
     ]
     response = pb.GetStatusResponse(
         shares=shares,

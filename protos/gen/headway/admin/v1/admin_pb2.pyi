@@ -222,7 +222,7 @@ class Tenant(_message.Message):
 
     @_builtins.property
     def model_quotas(self) -> _containers.MessageMap[_builtins.str, Global___Quotas]:
-        """Limits within `quotas` for one model, by the model's id. They hold as well as `quotas`, not instead of them."""
+        """Limits within `quotas` for one model, by the model's id or an alias. They hold as well as `quotas`, not instead of them."""
 
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp: ...
