@@ -177,6 +177,14 @@ def test_and_more_a_bypass_that_was_forgotten(database_url):
         assert "nothing was watched yet" in headway.text("observe", "report")
 
 
+def test_and_more_of_a_tenant_that_is_routed_in_part_no_more_is_said_than_is_known(database_url):
+    with site(database_url, well) as (headway, _):
+        headway.run("tenants", "update", "default", "routed_percent=5")
+        (finding,) = (each for each in headway.json("doctor") if each["check"] == "routed_partly")
+        assert finding["severity"] == "info"
+        assert finding["what"] == "5 % of its requests are routed, data planes place the others"
+
+
 def test_and_more_the_schema_is_behind(database_url):
     with connect(database_url) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '0004'")
@@ -238,6 +246,12 @@ def test_each_fault_of_an_envoy_is_found(right, wrong, check):
     found = examine_envoy(yaml.safe_load(after), "envoy.yaml", 30.0)
     assert check in [finding.check for finding in found]
     assert all(finding.fix and finding.where.startswith("envoy.yaml") for finding in found)
+
+
+def test_of_an_envoy_before_the_gateway_nothing_is_wanted_that_only_a_picker_needs():
+    (finding,) = examine_envoy(yaml.safe_load((DEPLOY / "envoy.yaml").read_text()), "envoy.yaml", 30.0)
+    assert finding.check == "envoy_no_picker"
+    assert "headway-gateway is behind this Envoy" in finding.fix
 
 
 def test_a_file_that_is_none_is_usage(tmp_path):
