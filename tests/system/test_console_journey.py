@@ -43,6 +43,7 @@ def ask(gateway, request_id):
 async def test_from_headway_up_to_ones_own_decision_explained(postgres_dir):
     process, said = await up(postgres_dir)
     try:
+        assert "/console   the fleet and its traffic, in a browser\n" in said, "each in one line, whatever the terminal"
         gateway, console = (re.search(rf"^{name}\s+(\S+)", said, re.MULTILINE)[1] for name in ("gateway", "console"))
         await asyncio.to_thread(ask, gateway, "first")
         endpoint = await asyncio.to_thread(ask, gateway, "mine")

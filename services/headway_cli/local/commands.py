@@ -86,14 +86,15 @@ def _up(
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, lambda *_: stopped.set())
     with _calls_told(), LocalStack(options) as stack:
-        console.print(f"gateway    {stack.gateway_url}/v1   model {model}, no key needed")
-        console.print(f"scheduler  {stack.scheduler_address}   gRPC, for `headway` and data planes")
-        console.print(
-            f"console    http://127.0.0.1:{stack.http_port}/console   the fleet and its traffic, in a browser"
-        )
-        console.print(f"metrics    http://127.0.0.1:{stack.http_port}/metrics")
-        console.print(f"logs       {stack.run_dir}")
-        console.print("Ctrl-C stops everything.")
+        for line in (
+            f"gateway    {stack.gateway_url}/v1   model {model}, no key needed",
+            f"scheduler  {stack.scheduler_address}   gRPC, for `headway` and data planes",
+            f"console    http://127.0.0.1:{stack.http_port}/console   the fleet and its traffic, in a browser",
+            f"metrics    http://127.0.0.1:{stack.http_port}/metrics",
+            f"logs       {stack.run_dir}",
+            "Ctrl-C stops everything.",
+        ):
+            console.print(line, soft_wrap=True, markup=False)
         told: set[str] = set()
         while not stopped.wait(_WATCH_S):
             for line in _newly_ended(stack.processes, told):
