@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import psutil
 from headway_scheduler.index.chain import ChainIndex
-from headway_scheduler.index.hashing import Chain
+from headway_scheduler.index.values import Chain
 
 from headway_bench.figures import Json, percentile
 

@@ -21,7 +21,7 @@ from headway_scheduler.domain.measurement import Measurement
 from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Usage
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.domain.telemetry import Hello, Sample
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.metrics.counts import Counts
 from headway_scheduler.record.recorder import observe
 from headway_scheduler.record.ring import Record

@@ -15,7 +15,7 @@ import psutil
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.report import Finished, Outcome, Usage
 from headway_scheduler.fleet.columns import BOOKED
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 
 from headway_bench.figures import Json
 from headway_bench.inproc import VirtualFleet

@@ -14,18 +14,20 @@ import structlog
 from headway_scheduler.admission.dispatcher import Dispatcher, DispatcherConfig
 from headway_scheduler.admission.fairness import DEFAULT_WEIGHTS, ServiceWeights
 from headway_scheduler.admission.guards import GuardConfig
-from headway_scheduler.admission.holds import DEFAULT_LIMITS, HoldLimits, HoldOrder, Work
+from headway_scheduler.admission.holds import DEFAULT_LIMITS, HoldLimits, HoldOrder
 from headway_scheduler.admission.intake import Intake
 from headway_scheduler.admission.observing import Observer
 from headway_scheduler.admission.reporting import Reporting, UsageRecorder
 from headway_scheduler.admission.retries import RetryConfig
 from headway_scheduler.admission.salts import Salts
+from headway_scheduler.admission.values import Work
 from headway_scheduler.domain.desired import DesiredState, Model
 from headway_scheduler.domain.device import DeviceKind
 from headway_scheduler.domain.telemetry import KvEvents
 from headway_scheduler.fleet.fleet import Endpoint, Fleet, FleetConfig, Node
 from headway_scheduler.fleet.health import DeviceLimits, EjectionConfig, HardGuard
-from headway_scheduler.fleet.ledger import EndCause, Ledger, LedgerConfig, Reservation
+from headway_scheduler.fleet.ledger import EndCause, Ledger, LedgerConfig
+from headway_scheduler.fleet.values import Reservation
 from headway_scheduler.index.chain import ChainIndex, slots_in
 from headway_scheduler.index.fingerprint import FingerprintIndex
 from headway_scheduler.index.kv import KvIndex

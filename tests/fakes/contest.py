@@ -13,7 +13,7 @@ from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Usage
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.domain.telemetry import Hello
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.strategies.catalog import algorithms
 
 MODEL = "m"

@@ -22,7 +22,7 @@ from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Progr
 from headway_scheduler.domain.request import Request, TaskClass, TextPrompt
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.fleet.columns import BOOKED
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.store.base import Notified
 from headway_scheduler.strategies.catalog import BUILT_IN
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import Columns
-from headway_scheduler.strategies.base import Strategy, View
+from headway_scheduler.strategies.base import Strategy
+from headway_scheduler.strategies.view import View
 from xxhash import xxh3_64_intdigest
 
 # 1 ms a token and nothing else, so that predicted times are token counts.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from fakes.faults import outcomes
 from fakes.openai_engine import USAGE, WORDS, OpenAIEngine
 from fakes.scheduler import serving
 from fakes.waiting import eventually
@@ -247,16 +248,13 @@ async def test_a_client_that_leaves_in_the_middle_ends_its_reservation(plane):
 
 @pytest.mark.parametrize("status", [400, 500])
 async def test_an_engines_own_error_is_passed_on(plane, status):
-    outcomes = []
-    record = plane.served.scheduler.fleet.record_outcome
-    plane.served.scheduler.fleet.record_outcome = lambda e, failed, now, *rest: (
-        outcomes.append(failed) or record(e, failed, now)
-    )
     for engine in plane.engines:
         engine.script.status = status
     assert (await plane.answer())[0] == status
     await plane.settled()
-    assert outcomes == ([True] if status == 500 else []), "a 4xx says nothing of the engine"
+    assert outcomes(plane.served.scheduler.fleet) == ([True] if status == 500 else []), (
+        "a 4xx says nothing of the engine"
+    )
     assert Outcome.SERVER_ERROR.is_endpoints_fault
     assert len(plane.seen()) == 1, "it is not tried again"
 

@@ -5,21 +5,21 @@ from typing import Final
 import numpy as np
 from msgspec.structs import replace
 
-from headway_scheduler.admission.choosing import Choice
-from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.observing import Observer
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.retries import Retries
 from headway_scheduler.admission.salts import Salts
+from headway_scheduler.admission.values import Choice, Work
 from headway_scheduler.domain.decision import Decision, Placement, PrefixHolder, Why
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
-from headway_scheduler.fleet.ledger import Booking, EndCause, Ledger, Leg, Owner, Reservation
+from headway_scheduler.fleet.ledger import EndCause, Ledger
+from headway_scheduler.fleet.values import Booking, Leg, Owner, Reservation
 from headway_scheduler.index.fingerprint import FingerprintIndex
 from headway_scheduler.index.hashing import chain_of, identity_of
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History
-from headway_scheduler.learning.timing import Flight
+from headway_scheduler.learning.values import Flight
 
 __all__ = ["Booker"]
 

@@ -3,76 +3,33 @@
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from headway_scheduler.admission.guards import GuardConfig, Marks, SoftGuards
-from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.guards import GuardConfig, SoftGuards
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.ranking import first
+from headway_scheduler.admission.values import Choice, Work
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, NoEndpoints
 from headway_scheduler.fleet.columns import FloatColumn, Pool, Slots
 from headway_scheduler.fleet.fleet import Fleet, Lane, narrowed
-from headway_scheduler.index.chain import Match
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
 from headway_scheduler.index.kv import Exact
+from headway_scheduler.index.values import Match
 from headway_scheduler.learning.priors import TRANSFER_MS
-from headway_scheduler.strategies.base import SoftGuard, Tentative, View
-from headway_scheduler.strategies.registry import Bound, Priced, StrategyRegistry
+from headway_scheduler.strategies.base import SoftGuard
+from headway_scheduler.strategies.registry import Bound, StrategyRegistry
+from headway_scheduler.strategies.view import Tentative, View
 
-__all__ = ["Choice", "Chooser", "names_endpoint"]
+__all__ = ["Chooser", "names_endpoint"]
 
 BoolColumn = npt.NDArray[np.bool_]
 _EMPTY: Final = np.zeros(0, np.int32)
 _NONE_BLOCKED: Final = np.zeros(0, np.bool_)
 _NOBODY: Final = np.zeros(0)
-
-
-class Choice(msgspec.Struct, eq=False):
-    """A priced set of candidates. `order` holds the positions in `slots` of the best ones, the chosen first.
-
-    `slot`: the chosen one's; `dispatchable`: it may be given now; `binds_late`: if not, it is waited for and no other
-    taken. `burst`: they are only borrowed. `transfer_ms`: to bring what each has of the prompt to its GPU; `known`:
-    what engines' own events say each has. `marks` are the guards closed on each, `bits` those of them that were heeded.
-    """
-
-    slots: Slots
-    priced: Priced
-    hits: FloatColumn
-    transfer_ms: FloatColumn | None
-    known: FloatColumn | None
-    order: list[int]
-    slot: int
-    dispatchable: bool
-    binds_late: bool
-    marks: Marks
-    bits: int
-    burst: bool = False
-
-    @property
-    def position(self) -> int:
-        """Where the chosen one stands in `slots`."""
-        return self.order[0]
-
-    @property
-    def predicted_ttft_ms(self) -> float | None:
-        """The strategy's prediction for the chosen one, if it made one."""
-        ttft = self.priced.costs.predicted_ttft_ms
-        return None if ttft is None else float(ttft[self.position])
-
-    @property
-    def hit_tokens(self) -> float:
-        """What the chosen one has of the prompt."""
-        return float(self.hits[self.position])
-
-    @property
-    def hit_transfer_ms(self) -> float:
-        """What it takes the chosen one to bring that to its GPU."""
-        return 0.0 if self.transfer_ms is None else float(self.transfer_ms[self.position])
 
 
 class Chooser:

@@ -13,17 +13,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from headway_scheduler.admission.booking import Booker
-from headway_scheduler.admission.choosing import Choice, Chooser, names_endpoint
+from headway_scheduler.admission.choosing import Chooser, names_endpoint
 from headway_scheduler.admission.drain import DrainRates, Pool
 from headway_scheduler.admission.explaining import Explanation, rows_of
 from headway_scheduler.admission.fairness import DEFAULT_WEIGHTS, FairShare, ServiceWeights
 from headway_scheduler.admission.guards import GuardConfig
-from headway_scheduler.admission.holds import DEFAULT_LIMITS, Hold, HoldLimits, HoldOrder, Holds, Line, Waiter, Work
+from headway_scheduler.admission.holds import DEFAULT_LIMITS, Hold, HoldLimits, HoldOrder, Holds, Line, Waiter
 from headway_scheduler.admission.observing import Observer
 from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.quotas import QuotaBook
 from headway_scheduler.admission.retries import Retries, RetryConfig
 from headway_scheduler.admission.salts import Salts
+from headway_scheduler.admission.values import Choice, Work
 from headway_scheduler.admission.watching import Verdict
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Tenant
@@ -31,14 +32,15 @@ from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import HeadwayError, HoldExpired, NoEndpoints, QueueFull, RequestIdInUse, Saturated, Shed
 from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
-from headway_scheduler.fleet.ledger import EndCause, Ledger, Owner, Reservation
+from headway_scheduler.fleet.ledger import EndCause, Ledger
+from headway_scheduler.fleet.values import Owner, Reservation
 from headway_scheduler.index.chain import ChainIndex
 from headway_scheduler.index.fingerprint import FingerprintIndex
 from headway_scheduler.index.kv import KvIndex
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History
-from headway_scheduler.strategies.base import Tentative
 from headway_scheduler.strategies.registry import Bound, StrategyRegistry
+from headway_scheduler.strategies.view import Tentative
 
 __all__ = ["Dispatcher", "DispatcherConfig"]
 

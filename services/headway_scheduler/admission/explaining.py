@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway_scheduler.admission.choosing import Choice, Chooser
+from headway_scheduler.admission.choosing import Chooser
 from headway_scheduler.admission.guards import marked
-from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.prefixes import Prefixes
+from headway_scheduler.admission.values import Choice, Work
 from headway_scheduler.domain.decision import Why
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.fleet import Endpoint, Fleet

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
-from headway_scheduler.admission.holds import Charge, Hold, Work
+from headway_scheduler.admission.holds import Hold
+from headway_scheduler.admission.values import Charge, Work
 from headway_scheduler.fleet.arenas import Arenas
 
 __all__ = ["DEFAULT_WEIGHTS", "FairShare", "ServiceWeights", "Share"]

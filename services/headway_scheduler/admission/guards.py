@@ -9,17 +9,14 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from headway_scheduler.compiling import compiled
-from headway_scheduler.fleet.columns import Columns, FloatColumn, IntColumn, Slots
+from headway_scheduler.admission.marking import ROOM, Marks, mark_closed
+from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.fleet.fleet import Endpoint
-from headway_scheduler.strategies.base import SoftGuard, View
+from headway_scheduler.strategies.base import SoftGuard
+from headway_scheduler.strategies.view import View
 
-__all__ = ["GuardConfig", "Marks", "SoftGuards", "marked"]
-
-Marks = npt.NDArray[np.uint8]
-"""The guards that are closed, as bits, an entry a candidate."""
+__all__ = ["GuardConfig", "SoftGuards", "marked"]
 
 _LATCHED: Final = {
     SoftGuard.MEMORY_PRESSURE: 1,
@@ -30,8 +27,7 @@ _LATCHED: Final = {
 """KV room is not among them: it depends on the request."""
 _PRESSED, _HOT, _THROTTLED, _BRAKED = _LATCHED.values()
 _BRAKE: Final = "power_brake"
-_ROOM: Final = 128
-_BITS: Final = {**_LATCHED, SoftGuard.KV_ROOM: _ROOM}
+_BITS: Final = {**_LATCHED, SoftGuard.KV_ROOM: ROOM}
 """All, as they stand in a mark."""
 _NOBODY: Final = np.zeros(0)
 
@@ -113,7 +109,7 @@ class SoftGuards:
             closed = self._closed
         found = np.empty(len(view.slots), np.uint8)
         ahead = _NOBODY if tentative is None else tentative.inflight
-        _mark(
+        mark_closed(
             closed,
             c.kv_use,
             c.kv_capacity,
@@ -202,40 +198,3 @@ def marked(mark: int, bits: int) -> tuple[str, ...]:
 
 def _sum(guards: Iterable[SoftGuard]) -> int:
     return sum(_BITS.get(guard, 0) for guard in guards)
-
-
-@compiled(
-    "void(uint8[::1], float64[::1], float64[::1], int64[::1], int64[::1], float64[::1], float64[::1],"
-    " int32[::1], float64[::1], int64, uint8[::1])"
-)
-def _mark(
-    closed: npt.NDArray[np.uint8],
-    kv_use: FloatColumn,
-    kv_capacity: FloatColumn,
-    kv_tokens: IntColumn,
-    inflight: IntColumn,
-    external: FloatColumn,
-    ahead: FloatColumn,
-    slots: Slots,
-    hits: FloatColumn,
-    prompt_tokens: int,
-    found: npt.NDArray[np.uint8],
-) -> None:
-    """What is latched, and where the KV cache has no room. An idle endpoint has all the room it will ever have.
-
-    `ahead`: requests tentatively placed, by slot; empty: none.
-    """
-    for number in range(len(slots)):
-        slot = slots[number]
-        mark = closed[slot]
-        here = inflight[slot] + external[slot]
-        if len(ahead):
-            here += ahead[slot]
-        if here > 0.0:
-            capacity, booked = kv_capacity[slot], float(kv_tokens[slot])
-            used = kv_use[slot] * capacity
-            if used == used and used > booked:  # NaN, not itself: unknown
-                booked = used
-            if capacity - booked < prompt_tokens - hits[number]:
-                mark |= _ROOM
-        found[number] = mark

@@ -6,17 +6,12 @@ from enum import StrEnum
 from heapq import merge
 from typing import Final
 
-import msgspec
-
+from headway_scheduler.admission.values import Work
 from headway_scheduler.domain.decision import Decision
-from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.fleet.ledger import Owner
-from headway_scheduler.index.hashing import Chain
-from headway_scheduler.index.kv import KvPrompt
-from headway_scheduler.learning.timing import Flight
+from headway_scheduler.fleet.values import Owner
 
-__all__ = ["BEST_EFFORT", "DEFAULT_LIMITS", "Charge", "Hold", "HoldLimits", "HoldOrder", "Holds", "Waiter", "Work"]
+__all__ = ["BEST_EFFORT", "DEFAULT_LIMITS", "Hold", "HoldLimits", "HoldOrder", "Holds", "Waiter"]
 
 BEST_EFFORT: Final = -1
 """The priority that is shed first."""
@@ -38,72 +33,6 @@ class HoldOrder(StrEnum):
     def is_fair(self) -> bool:
         """Do counters count?"""
         return self in (HoldOrder.FAIR, HoldOrder.STRICT)
-
-
-class Charge(msgspec.Struct, gc=False):
-    """What a tenant was charged for a request in an arena, before its weight. `counters`: their number."""
-
-    arena: str
-    counters: int
-    service: float
-
-
-class Work(msgspec.Struct, eq=False):
-    """A request being decided, with what is computed once for it. Times: scheduler clock, seconds.
-
-    `identity` tells a retry from another request under the same id; None: not known. `kv_output` is the answer that
-    memory is kept for; `weight` and `uncapped_weight` are the task's, fixed here; `flight` is what the cost model
-    learns from; `ttft_ms` is as reported; `kv` is the prompt as engines' KV events know it, where any might;
-    `least_prefill_ms` is its prefill on the best candidate, as last priced;
-    `urgent`: it has waited so long that it goes before all others of its priority;
-    `patient`: it may be held at all; `split`: which of its model's splits it was drawn for last; `retry`: it counts as
-    a retry now (`Retries`); `cached`: of its prompt where it would go, as last priced; `charge`: what its tenant was
-    charged for it (`fairness`); `first_at`: since when it is the first of its tenant's line; `seen` is the observer's
-    (`observing`).
-    """
-
-    request: Request
-    owner: Owner
-    identity: int | None
-    chain: Chain
-    submitted_at: float
-    expected_output: float
-    estimated_tokens: float
-    kv_output: float
-    weight: float
-    uncapped_weight: float
-    text_bytes: int = 0
-    fingerprint: int | None = None
-    kv: KvPrompt | None = None
-    decision: Decision | None = None
-    flight: Flight | None = None
-    ttft_ms: float | None = None
-    least_prefill_ms: float = 0.0
-    urgent: bool = False
-    patient: bool = True
-    cached: float = 0.0
-    charge: Charge | None = None
-    first_at: float | None = None
-    split: str = ""
-    retry: bool = False
-    seen: object = None
-
-    @property
-    def data(self) -> bytes:
-        """The prompt's bytes, while they are kept: until it has its place."""
-        prompt = self.request.prompt
-        return prompt.data if isinstance(prompt, TextPrompt | TokensPrompt) else b""
-
-    @property
-    def held_bytes(self) -> int:
-        """The memory its prompt takes while it waits."""
-        prompt = self.request.prompt
-        return 8 * len(prompt.hashes) if isinstance(prompt, BlocksPrompt) else len(self.data)
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What makes Route idempotent."""
-        return (self.owner.principal, self.request.tenant, self.request.request_id)
 
 
 @dataclass(slots=True, eq=False)

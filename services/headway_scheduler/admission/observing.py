@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from headway_scheduler.admission.choosing import Choice
-from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.values import Choice, Work
 from headway_scheduler.domain.report import Finished
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.fleet.ledger import Reservation
+from headway_scheduler.fleet.values import Reservation
 
 __all__ = ["Observer"]
 

@@ -7,14 +7,15 @@ engine mixes salts into its hashes, and unsalted only on endpoints that serve no
 from collections.abc import Callable
 from typing import Final
 
-from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.salts import Salts
+from headway_scheduler.admission.values import Work
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
-from headway_scheduler.index.chain import ChainIndex, Match
+from headway_scheduler.index.chain import ChainIndex
 from headway_scheduler.index.demand import Demand
 from headway_scheduler.index.hashing import TOKENS
 from headway_scheduler.index.kv import Exact, Ids, Kind, KvIndex, KvPrompt, kv_root
+from headway_scheduler.index.values import Match
 
 __all__ = ["Prefixes", "Tokenize"]
 

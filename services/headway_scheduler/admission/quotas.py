@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from headway_scheduler.admission.saved import Level, SavedLevels
 from headway_scheduler.domain.desired import Quotas, Tenant
 from headway_scheduler.domain.rate_limits import RateLimit, RateLimits
 from headway_scheduler.errors import TenantInflight, TenantRequests, TenantTokens
@@ -62,16 +63,6 @@ class _Account:
             self.requests = _limited(self.requests, quotas.requests_per_minute, now)
         if quotas.tokens_per_minute or self.tokens is not None:
             self.tokens = _limited(self.tokens, quotas.tokens_per_minute, now)
-
-
-_Level = tuple[float, float]
-"""What was left, and when, by the wall's clock."""
-
-
-class _Saved(msgspec.Struct):
-    """By `tenant` or `tenant/model`: levels of requests and of tokens, None where there is no quota."""
-
-    levels: dict[str, tuple[_Level | None, _Level | None]]
 
 
 class QuotaBook:
@@ -156,11 +147,11 @@ class QuotaBook:
             for (tenant, model), account in sorted(self._accounts.items())
             if account.requests is not None or account.tokens is not None
         }
-        return msgspec.json.encode(_Saved(levels))
+        return msgspec.json.encode(SavedLevels(levels))
 
     def restore(self, state: bytes, now: float, wall: float) -> None:
         """Go on from what was saved; what has refilled since is added as each is used. Raises ValueError."""
-        saved = msgspec.json.decode(state, type=_Saved)
+        saved = msgspec.json.decode(state, type=SavedLevels)
         for name, (requests, tokens) in saved.levels.items():
             tenant, _, model = name.partition("/")
             account = self._accounts.setdefault((tenant, model), _Account())
@@ -214,10 +205,10 @@ def _limited(bucket: _Bucket | None, per_minute: float, now: float) -> _Bucket |
     return bucket
 
 
-def _level(bucket: _Bucket | None, reserved: float, now: float, wall: float) -> _Level | None:
+def _level(bucket: _Bucket | None, reserved: float, now: float, wall: float) -> Level | None:
     return None if bucket is None else (bucket.level + reserved, wall - (now - bucket.at))
 
 
-def _restored(level: _Level | None, now: float, wall: float) -> _Bucket | None:
+def _restored(level: Level | None, now: float, wall: float) -> _Bucket | None:
     """Its limit is not known before it is used; a wall's clock that was set back refills nothing."""
     return None if level is None else _Bucket(float("inf"), level[0], now - max(0.0, wall - level[1]))

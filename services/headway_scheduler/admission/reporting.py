@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway_scheduler.admission.dispatcher import Dispatcher
-from headway_scheduler.admission.holds import Work
 from headway_scheduler.admission.observing import Observer
+from headway_scheduler.admission.values import Work
 from headway_scheduler.domain.report import (
     Finished,
     FirstToken,
@@ -16,7 +16,8 @@ from headway_scheduler.domain.report import (
     ServedBy,
     Usage,
 )
-from headway_scheduler.fleet.ledger import EndCause, Owner, Reservation
+from headway_scheduler.fleet.ledger import EndCause
+from headway_scheduler.fleet.values import Owner, Reservation
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History
 

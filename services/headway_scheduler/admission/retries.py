@@ -7,7 +7,7 @@ that fails is not drowned by those who try it again.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.values import Work
 from headway_scheduler.errors import RetryBudgetSpent
 
 __all__ = ["Retries", "RetryConfig"]

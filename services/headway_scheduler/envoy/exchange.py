@@ -34,7 +34,7 @@ from headway_scheduler.envoy.plane import Plane
 from headway_scheduler.envoy.serving import response_details, served_by
 from headway_scheduler.envoy.watching import Watched, common_salt, watch
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.rpc.convert.routing import request_from_proto
 from headway_scheduler.rpc.held import HeldCall
 from headway_scheduler.rpc.http_refusals import api_error

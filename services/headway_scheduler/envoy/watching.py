@@ -3,7 +3,7 @@
 from headway_scheduler.admission.watching import Verdict
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.request import Request
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 
 __all__ = ["Watched", "common_salt", "watch"]
 

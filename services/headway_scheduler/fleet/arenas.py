@@ -50,7 +50,7 @@ def arenas_of(desired: DesiredState, groups_by_slot: Mapping[int, Iterable[str]]
             continue
         contested += members
         owners |= own
-        together.append((own | burst, groups & bound.keys()))
+        together.append((own | burst, groups.intersection(bound)))
     by_tenant: dict[str, Arena] = {}
     for tenants, groups in _joined(together):
         weights = {tenant: _weight(desired, tenant, groups) for tenant in sorted(tenants)}

@@ -31,8 +31,8 @@ from headway_scheduler.fleet.health import (
     SlowStart,
     Verdict,
 )
-from headway_scheduler.fleet.ledger import Reservation
 from headway_scheduler.fleet.membership import Membership, Rights, owners_of, split_of
+from headway_scheduler.fleet.values import Reservation
 
 __all__ = ["Endpoint", "Fleet", "FleetConfig", "Lane", "Node", "Tier", "described", "narrowed"]
 

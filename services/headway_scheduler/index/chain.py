@@ -10,70 +10,21 @@ its conversation's next turn, and has the tail too.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headway_scheduler.compiling import compiled
-from headway_scheduler.index.hashing import Chain
+from headway_scheduler.index.values import NOTHING, Chain, Match, Tail
 
-__all__ = ["NOTHING", "ChainIndex", "FloatArray", "Match", "Place", "mark", "slots_in"]
-
-FloatArray = npt.NDArray[np.float64]
-Place = slice | npt.NDArray[np.integer[Any]]
-"""Where some slots' entries lie in arrays that have one for each slot."""
+__all__ = ["ChainIndex", "slots_in"]
 
 
-class Match(msgspec.Struct, frozen=True):
-    """How deep each endpoint holds a chain: `(mask of slots, blocks)` pairs, masks disjoint; `tails`: tokens beyond."""
-
-    levels: tuple[tuple[int, int], ...]
-    block_tokens: float
-    tails: tuple[tuple[int, float], ...] = ()
-
-    def tokens(self, place: Place, capacity: int) -> FloatArray:
-        """Tokens held at each `place`; `capacity` is above every slot."""
-        held = np.zeros(capacity)
-        for mask, blocks in self.levels:
-            mark(held, mask, blocks * self.block_tokens)
-        for slot, tokens in self.tails:
-            held[slot] += tokens
-        return held[place]
-
-    def transfer_ms(self, place: Place, capacity: int, ms_per_token: Sequence[float]) -> FloatArray | None:
-        """Where blocks lie is not known: nothing."""
-        return None
-
-    def known(self, place: Place, capacity: int) -> FloatArray | None:
-        """All of it is a guess."""
-        return None
-
-
-NOTHING = Match((), 1.0)
 _SLICE: Final = 1000
 """Blocks of a dropped endpoint taken out at once: about a millisecond."""
 _MOST_WAITING: Final = 1000
 """Chains given to an endpoint while what it held before is still being taken out."""
-
-
-def mark(entries: FloatArray, mask: int, value: float) -> None:
-    """Write `value` to the entry of each slot of a mask; as many entries as there is room for slots."""
-    _mark(entries, np.frombuffer(mask.to_bytes((mask.bit_length() + 7) >> 3, "little"), np.uint8), value)
-
-
-@compiled("void(float64[::1], Array(uint8, 1, 'C', readonly=True), float64)")
-def _mark(entries: FloatArray, mask: npt.NDArray[np.uint8], value: float) -> None:
-    for number in range(len(mask)):
-        bits, slot = mask[number], 8 * number
-        while bits:
-            if bits & 1:
-                entries[slot] = value
-            bits >>= 1
-            slot += 1
 
 
 def _bits(mask: int, capacity: int) -> npt.NDArray[np.bool_]:
@@ -86,14 +37,6 @@ def slots_in(mask: int, capacity: int) -> npt.NDArray[np.intp]:
     if mask.bit_count() == 1:
         return np.array([mask.bit_length() - 1])
     return np.flatnonzero(_bits(mask, capacity))
-
-
-class _Tail(msgspec.Struct, frozen=True, gc=False):
-    """What an endpoint holds beyond a prompt's last full block."""
-
-    rest_bytes: int
-    rest_hash: int
-    tokens: float
 
 
 @dataclass(slots=True)
@@ -115,7 +58,7 @@ class ChainIndex:
         self._default_capacity = default_capacity_tokens
         self._holders: dict[int, int] = {}
         self._holdings: dict[int, _Holding] = {}
-        self._tails: dict[int, dict[int, _Tail]] = {}
+        self._tails: dict[int, dict[int, Tail]] = {}
         self._leaving: dict[int, _Holding] = {}
         self._gone = 0
         self._waiting: dict[int, deque[Chain]] = {}
@@ -156,7 +99,7 @@ class ChainIndex:
         last = chain.hashes[-1]
         self._cut(slot, holding, last)
         rest_tokens = chain.rest_bytes * chain.block_tokens / chain.block_bytes if chain.block_bytes else 0.0
-        tail = _Tail(chain.rest_bytes, chain.rest_hash, rest_tokens + tokens)
+        tail = Tail(chain.rest_bytes, chain.rest_hash, rest_tokens + tokens)
         self._tails.setdefault(last, {})[slot] = tail
         holding.tokens += tail.tokens
         self._shrink(slot, holding)

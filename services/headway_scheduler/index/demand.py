@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from headway_scheduler.index.chain import FloatArray
-from headway_scheduler.index.hashing import Chain
+from headway_scheduler.index.values import Chain, FloatArray
 
 __all__ = ["Asked", "Demand"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-import msgspec
 from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
+from headway_scheduler.index.values import Chain
 
-__all__ = ["BYTES", "SCHEMES", "TOKENS", "Chain", "Scheme", "chain_of", "identity_of", "root_of"]
+__all__ = ["BYTES", "SCHEMES", "TOKENS", "Scheme", "chain_of", "identity_of", "root_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +33,6 @@ class Scheme:
 TOKENS: Final = Scheme("tokens-xxh3-128", 128, 4)
 BYTES: Final = Scheme("bytes-xxh3-256", 256, 1)
 SCHEMES: Final = {scheme.name: scheme for scheme in (TOKENS, BYTES)}
-
-
-class Chain(msgspec.Struct, frozen=True):
-    """A prompt's blocks: one hash each, and how many tokens a block stands for.
-
-    `rest_bytes` stand after the last full block, each block being `block_bytes`; `rest_hash` tells them from others.
-    Where only hashes are known both sizes are 0.
-    """
-
-    root: int
-    hashes: list[int]
-    block_tokens: float
-    block_bytes: int = 0
-    rest_bytes: int = 0
-    rest_hash: int = 0
-
-    def rest_in(self, data: bytes, depth: int, size: int) -> int:
-        """The hash of the `size` bytes of `data` after `depth` full blocks; 0 where there are not so many."""
-        start = depth * self.block_bytes
-        part = data[start : start + size]
-        return xxh3_64_intdigest(part) if self.block_bytes and len(part) == size else 0
 
 
 _EMPTY: Final = Chain(0, [], 1.0)

@@ -20,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from headway_scheduler.index.chain import FloatArray, Match, Place, mark, slots_in
+from headway_scheduler.index.chain import slots_in
 from headway_scheduler.index.hashing import TOKENS, hash_blocks
+from headway_scheduler.index.masks import mark
+from headway_scheduler.index.values import FloatArray, Match, Place
 
 __all__ = ["TIERS", "Exact", "Ids", "Kind", "KvIndex", "KvPrompt", "kv_root"]
 

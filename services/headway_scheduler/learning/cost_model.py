@@ -14,13 +14,14 @@ import numpy as np
 
 from headway_scheduler.domain.report import Usage
 from headway_scheduler.fleet.columns import Columns, FloatColumn, Slots
-from headway_scheduler.learning.estimator import Estimate, Estimator
+from headway_scheduler.learning.estimator import Estimator
 from headway_scheduler.learning.priors import Coefficients
-from headway_scheduler.learning.timing import Flight, Observation, Timing
+from headway_scheduler.learning.saved import SPEEDS_FORMAT, SavedSpeeds
+from headway_scheduler.learning.timing import Timing
+from headway_scheduler.learning.values import Flight, Observation
 
 __all__ = ["CostModel", "prefill_ms", "prefill_work_ms"]
 
-_FORMAT: Final = 1
 _MOST_KEPT: Final = 20_000
 _AT_ONCE: Final = 200
 """Endpoints saved in one turn: about a millisecond."""
@@ -42,11 +43,6 @@ def prefill_work_ms(columns: Columns, slots: Slots, uncached: FloatColumn, hit: 
     """The same without the steps' fixed time, which prompts that are prefilled in one step share; milliseconds."""
     result: FloatColumn = columns.tok_ms[slots] * uncached + columns.pair_ms[slots] * uncached * (hit + uncached / 2)
     return result
-
-
-class _Saved(msgspec.Struct, frozen=True):
-    format: int
-    endpoints: dict[str, Estimate]
 
 
 @dataclass(slots=True)
@@ -149,7 +145,7 @@ class CostModel:
 
     def dumping(self) -> Iterator[bytes]:
         """The same in parts, each made when it is asked for: of a large fleet, all at once would stop decisions."""
-        yield b'{"format":%d,"endpoints":{' % _FORMAT
+        yield b'{"format":%d,"endpoints":{' % SPEEDS_FORMAT
         behind = b""
         learned = list(self._learned.items())
         for start in range(0, len(learned), _AT_ONCE):
@@ -162,9 +158,9 @@ class CostModel:
 
     def restore(self, state: bytes) -> None:
         """Take over a saved state. Raises ValueError, and changes nothing, where it cannot be read."""
-        saved = msgspec.json.decode(state, type=_Saved)
-        if saved.format != _FORMAT:
-            raise ValueError(f"format {saved.format} is not {_FORMAT}")
+        saved = msgspec.json.decode(state, type=SavedSpeeds)
+        if saved.format != SPEEDS_FORMAT:
+            raise ValueError(f"format {saved.format} is not {SPEEDS_FORMAT}")
         self._learned = OrderedDict((key, Estimator.load(each)) for key, each in saved.endpoints.items())
         if not self.learn:
             return

@@ -11,42 +11,32 @@ from math import isfinite
 from operator import mul
 from typing import Final
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from headway_scheduler.compiling import compiled
+from headway_scheduler.learning.least_squares import HIGHEST, LOWEST, SIZE, TAKEN, Matrix, observe
+from headway_scheduler.learning.saved import Estimate
 
-__all__ = ["COEFFICIENTS", "Estimate", "Estimator"]
-
-Matrix = npt.NDArray[np.float64]
-Vector = npt.NDArray[np.float64]
+__all__ = ["COEFFICIENTS", "Estimator"]
 
 COEFFICIENTS: Final = ("tok", "base", "pair", "ctx", "overhead")
 """What there is a ratio for. `overhead` is the data plane's own time, in units of the prior's, and starts at zero."""
 
-_SIZE: Final = len(COEFFICIENTS)
-_TRIANGLE: Final = [(row, column) for row in range(_SIZE) for column in range(row, _SIZE)]
-_NUMBERS: Final = struct.Struct(f"<{2 * _SIZE + len(_TRIANGLE)}d")
+_TRIANGLE: Final = [(row, column) for row in range(SIZE) for column in range(row, SIZE)]
+_NUMBERS: Final = struct.Struct(f"<{2 * SIZE + len(_TRIANGLE)}d")
 _SCALE: Final = 1.0
 _SHAPE: Final = 0.25
-_LOWEST: Final = (0.125, 0.125, 0.125, 0.125, 0.0)
-_HIGHEST: Final = (8.0, 8.0, 8.0, 8.0, 4.0)
-_START: Final = (1.0, 1.0, 1.0, 1.0, 0.0)
+_START: Final[tuple[float, ...]] = (1.0, 1.0, 1.0, 1.0, 0.0)
 _MEMORY: Final = 300
 """Observations after which what was learned from one counts 1/e."""
 _FORGET_EVERY: Final = 16
 _KEPT: Final = (1.0 - 1.0 / _MEMORY) ** _FORGET_EVERY
-_GATE: Final = 3.5
-"""An observation further off than so many standard deviations is a stall, a preemption or a change."""
 _PATIENCE: Final = 12
 """So many outliers in a row, all to one side, are a change: the device was throttled, or another took its place."""
 _SURPRISE: Final = 16.0
-_TAKEN: Final = 2
 
 
 def _prior_covariance() -> Matrix:
-    covariance = np.full((_SIZE, _SIZE), _SCALE**2)
+    covariance = np.full((SIZE, SIZE), _SCALE**2)
     covariance[4, :] = covariance[:, 4] = 0.0
     covariance += np.diag([_SHAPE**2] * 4 + [1.0])
     return covariance
@@ -54,15 +44,6 @@ def _prior_covariance() -> Matrix:
 
 _COVARIANCE: Final = _prior_covariance()
 _INFORMATION: Final = np.linalg.inv(_COVARIANCE)
-
-
-class Estimate(msgspec.Struct, frozen=True):
-    """A saved estimator: 25 little-endian doubles (prior, ratios, covariance's upper triangle by row), as there may be
-    thousands of them every few seconds.
-    """
-
-    numbers: bytes
-    observations: int = 0
 
 
 class Estimator:
@@ -95,8 +76,8 @@ class Estimator:
 
         An outlier changes nothing, but a row of them to one side makes the next ones believable.
         """
-        found = _observe(self.prior, self.ratios, self.covariance, np.array(amounts, np.float64), actual, noise)
-        if found != _TAKEN:
+        found = observe(self.prior, self.ratios, self.covariance, np.array(amounts, np.float64), actual, noise)
+        if found != TAKEN:
             if found:
                 self._reject(found)
             return False
@@ -121,13 +102,13 @@ class Estimator:
         if len(saved.numbers) != _NUMBERS.size:
             raise ValueError(f"an estimate is {_NUMBERS.size} bytes")
         numbers = _NUMBERS.unpack(saved.numbers)
-        found = cls(numbers[:_SIZE])
-        found.ratios, found.observations = np.array(numbers[_SIZE : 2 * _SIZE]), saved.observations
-        for (row, column), each in zip(_TRIANGLE, numbers[2 * _SIZE :], strict=True):
+        found = cls(numbers[:SIZE])
+        found.ratios, found.observations = np.array(numbers[SIZE : 2 * SIZE]), saved.observations
+        for (row, column), each in zip(_TRIANGLE, numbers[2 * SIZE :], strict=True):
             found.covariance[row, column] = found.covariance[column, row] = each
         if not all(map(isfinite, numbers)) or found.prior.min() <= 0.0:
             raise ValueError("a prior is positive and finite, as everything learned is finite")
-        if any(not low <= each <= high for low, each, high in zip(_LOWEST, found.ratios, _HIGHEST, strict=True)):
+        if any(not low <= each <= high for low, each, high in zip(LOWEST, found.ratios, HIGHEST, strict=True)):
             raise ValueError("a ratio is beyond its bounds")
         if np.linalg.eigvalsh(found.covariance).min() <= 0.0:
             raise ValueError("a covariance is positive")
@@ -147,29 +128,3 @@ class Estimator:
         information = np.linalg.inv(self.covariance)
         covariance = np.linalg.inv(_KEPT * information + (1.0 - _KEPT) * _INFORMATION)
         self.covariance = 0.5 * (covariance + covariance.T)
-
-
-@compiled("int64(float64[::1], float64[::1], float64[:,::1], float64[::1], float64, float64)")
-def _observe(prior: Vector, ratios: Vector, covariance: Matrix, amounts: Vector, actual: float, noise: float) -> int:
-    """Take an observation in and return _TAKEN; else change nothing and return the sign of an outlier's error, or 0."""
-    x, spread = prior * amounts, np.empty(_SIZE)
-    variance, expected = 0.0, 0.0
-    for row in range(_SIZE):
-        total = 0.0
-        for column in range(_SIZE):
-            total += covariance[row, column] * x[column]
-        spread[row] = total
-        variance += x[row] * total
-        expected += x[row] * ratios[row]
-    variance += noise * noise
-    error = actual - expected
-    if not np.isfinite(error) or not 0.0 < variance < np.inf:
-        return 0
-    if error * error > _GATE * _GATE * variance:
-        return 1 if error > 0.0 else -1
-    for row in range(_SIZE):
-        gain = spread[row] / variance
-        ratios[row] = min(max(ratios[row] + gain * error, _LOWEST[row]), _HIGHEST[row])
-        for column in range(_SIZE):
-            covariance[row, column] -= gain * spread[column]
-    return _TAKEN

@@ -7,11 +7,10 @@ from typing import Final
 import msgspec
 
 from headway_scheduler.domain.request import TaskClass
+from headway_scheduler.learning.saved import HISTORY_FORMAT, Mean, SavedHistory
 from headway_scheduler.learning.sketch import Sketch
 
 __all__ = ["SHORT_TOKENS", "History", "classify", "task_weight"]
-
-_FORMAT: Final = 1
 
 SHORT_TOKENS: Final = 64
 LONG_TOKENS: Final = 512
@@ -19,7 +18,6 @@ LONG_PROMPT_TOKENS: Final = 4096
 
 _WEIGHTS: Final = {TaskClass.SHORT: 1.0, TaskClass.CHAT: 1.5, TaskClass.LONG: 3.0}
 _EXPECTED_OUTPUT: Final = {TaskClass.SHORT: 32.0, TaskClass.CHAT: 256.0, TaskClass.LONG: 800.0}
-_RATE: Final = 0.05
 _BYTES_PER_TOKEN: Final = 4.0
 _SECONDS_PER_TOKEN: Final = 0.03
 _ENOUGH: Final = 50
@@ -46,23 +44,6 @@ def task_weight(task_class: TaskClass) -> float:
     return _WEIGHTS[task_class]
 
 
-class _Mean(msgspec.Struct):
-    value: float
-    count: int = 0
-
-    def add(self, observed: float) -> None:
-        self.count += 1
-        self.value += (observed - self.value) * max(_RATE, 1.0 / self.count)
-
-
-class _State(msgspec.Struct):
-    format: int = _FORMAT
-    outputs: dict[str, Sketch] = msgspec.field(default_factory=dict)
-    costs_ms: dict[str, _Mean] = msgspec.field(default_factory=dict)
-    seconds_per_token: dict[str, _Mean] = msgspec.field(default_factory=dict)
-    bytes_per_token: dict[str, _Mean] = msgspec.field(default_factory=dict)
-
-
 @dataclass(slots=True)
 class History:
     """What was learned of requests; `time_scale` divides the first guess of a token's time.
@@ -72,7 +53,7 @@ class History:
 
     time_scale: float = 1.0
     learn: bool = True
-    _state: _State = field(default_factory=_State)
+    _state: SavedHistory = field(default_factory=SavedHistory)
 
     def expected_output(
         self, tenant: str, model: str, task_class: TaskClass, max_tokens: int | None, quantile: float | None = None
@@ -145,10 +126,10 @@ class History:
 
     def restore(self, state: bytes) -> None:
         """Take over a saved state. Raises ValueError, and changes nothing, where it cannot be read."""
-        found = msgspec.json.decode(state, type=_State)
+        found = msgspec.json.decode(state, type=SavedHistory)
         means = (*found.costs_ms.values(), *found.seconds_per_token.values(), *found.bytes_per_token.values())
-        if found.format != _FORMAT:
-            raise ValueError(f"format {found.format} is not {_FORMAT}")
+        if found.format != HISTORY_FORMAT:
+            raise ValueError(f"format {found.format} is not {HISTORY_FORMAT}")
         if not all(sketch.is_sound() for sketch in found.outputs.values()):
             raise ValueError("not a sketch")
         if not all(mean.value > 0.0 and mean.count >= 0 for mean in means):
@@ -172,8 +153,8 @@ def _class_key(model: str, task_class: TaskClass) -> str:
     return f"{model}\0{task_class.value}"
 
 
-def _mean(means: dict[str, _Mean], key: str, first: float) -> _Mean:
+def _mean(means: dict[str, Mean], key: str, first: float) -> Mean:
     found = means.get(key)
     if found is None:
-        found = means[key] = _Mean(first)
+        found = means[key] = Mean(first)
     return found

@@ -33,7 +33,7 @@ _BY_PRODUCT: Final = (("H100", "h100-8b"), ("H200", "h100-8b"), ("A100", "a100-4
 FREE_TOKENS: Final = 128.0
 """New tokens a step computes within its base time (FIELD.md section 2)."""
 DEFAULT: Final = _BY_HARDWARE["a100-40g-8b"]
-TRANSFER_MS: Final = (0.0, 0.005, 0.05, 0.02)
+TRANSFER_MS: Final[tuple[float, ...]] = (0.0, 0.005, 0.05, 0.02)
 """To bring one cached token to the GPU from: the GPU, the host, a disk, another machine; in milliseconds.
 
 By sizes and links, not measured: 128 KiB a token (8B, 16 bit) over PCIe at 25 GB/s, NVMe at 2.5, 50 Gbit/s.

@@ -15,12 +15,11 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.learning.priors import FREE_TOKENS
+from headway_scheduler.learning.values import Done, Flight, Observation, Period
 
-__all__ = ["Flight", "Observation", "Timing"]
+__all__ = ["Timing"]
 
 _SAME_STEP: Final = 0.5
 """First tokens closer than this share of the shortest step come from one step."""
@@ -42,62 +41,13 @@ _LEAST_TOKENS: Final = 8
 """Decodes shorter than this say more about the network than about the engine."""
 
 
-class Observation(msgspec.Struct, frozen=True, gc=False):
-    """So much work took `actual_ms`; amounts in the order of COEFFICIENTS, and how uncertain it is."""
-
-    amounts: tuple[float, float, float, float, float]
-    actual_ms: float
-    noise_ms: float
-
-
-class Flight(msgspec.Struct, eq=False):
-    """A request on its way through an engine. Times: scheduler clock, seconds. `usable`: its times mean something."""
-
-    slot: int
-    sent_at: float
-    uncached: float
-    hit: float
-    alone: bool
-    usable: bool = True
-    counted: bool = False
-    over: bool = False
-    first_at: float | None = None
-    period: "_Period | None" = None
-    seen: "_Done | None" = None
-
-
-class _Done(msgspec.Struct, eq=False):
-    """What an endpoint has done so far: prefill in tokens and pairs, and context and batch times seconds of decode."""
-
-    tokens: float = 0.0
-    pairs: float = 0.0
-    context_s: float = 0.0
-    batch_s: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Period:
-    """A busy period. `stages`: steps that brought first tokens. `cut`: it goes on from where another one was cut."""
-
-    start: float
-    end: float
-    cut: bool
-    usable: bool
-    decoding: bool
-    stages: int = 0
-    context_s: float = 0.0
-    batch_s: float = 0.0
-    members: list[Flight] = field(default_factory=list)
-    open: bool = True
-
-
 @dataclass(slots=True, eq=False)
 class _Track:
     """One endpoint's present. `pending`: without a first token yet, in the order in which they were sent."""
 
-    done: _Done = field(default_factory=_Done)
+    done: Done = field(default_factory=Done)
     pending: dict[Flight, None] = field(default_factory=dict)
-    period: _Period | None = None
+    period: Period | None = None
     last_first_at: float = float("-inf")
     broken: bool = False
     looked_at: float | None = None
@@ -234,7 +184,7 @@ class Timing:
                 self._settle(flight.slot, period)
             start = max(flight.sent_at, before)
             usable = usable and silent_since >= flight.sent_at
-            period = track.period = _Period(start, start, waited, usable, track.context > 0.0)
+            period = track.period = Period(start, start, waited, usable, track.context > 0.0)
             same_step = False
         elapsed = max(0.0, first_at - period.end)
         period.usable = period.usable and usable
@@ -246,7 +196,7 @@ class Timing:
         flight.period = period
         return first_at - _SAME_STEP * base_s if same_step else 0.0
 
-    def _settle(self, slot: int, period: _Period) -> None:
+    def _settle(self, slot: int, period: Period) -> None:
         """Once all that was prefilled in a closed period is over, its amounts are known."""
         if period.open or not period.usable or not all(member.over for member in period.members):
             return
@@ -260,12 +210,12 @@ class Timing:
         seconds = ttft_ms / 1e3
         if flight.sent_at + seconds > now + _TOLERANCE_S:
             return
-        period = _Period(flight.sent_at, flight.sent_at + seconds, False, False, track.context > 0.0, 1)
+        period = Period(flight.sent_at, flight.sent_at + seconds, False, False, track.context > 0.0, 1)
         period.context_s, period.batch_s = track.context * seconds, track.batch * seconds
         period.members.append(flight)
         self._prefilled(flight.slot, period)
 
-    def _prefilled(self, slot: int, period: _Period) -> None:
+    def _prefilled(self, slot: int, period: Period) -> None:
         c, seconds = self._columns, period.end - period.start
         if seconds <= 0.0:
             return
@@ -285,7 +235,7 @@ class Timing:
         overhead = 0.0 if period.cut else 1.0
         self._learn(slot, Observation((busy, steps, pairs, context * steps, overhead), actual_ms, noise))
 
-    def _decoded(self, flight: Flight, done: _Done, seen: _Done, actual_ms: float, output_tokens: int) -> None:
+    def _decoded(self, flight: Flight, done: Done, seen: Done, actual_ms: float, output_tokens: int) -> None:
         steps = output_tokens - 1
         if steps < _LEAST_TOKENS or actual_ms <= 0.0 or flight.first_at is None or not flight.usable:
             return

@@ -9,18 +9,19 @@ from typing import Final
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.report import Finished
 from headway_scheduler.domain.request import Request
-from headway_scheduler.fleet.ledger import Reservation
+from headway_scheduler.fleet.values import Reservation
 
 __all__ = ["OTHER", "Counts", "Histogram", "Series"]
 
 OTHER: Final = "_other"
 """The label of all that have none of their own."""
 
-_DECISION_S: Final = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05)
-_HOLD_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
-_TTFT_S: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-_TPOT_S: Final = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
-_RATIO: Final = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+_Bounds = tuple[float, ...]
+_DECISION_S: Final[_Bounds] = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.05)
+_HOLD_S: Final[_Bounds] = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0)
+_TTFT_S: Final[_Bounds] = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_TPOT_S: Final[_Bounds] = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+_RATIO: Final[_Bounds] = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 
 
 class Histogram:

@@ -6,12 +6,13 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from headway_scheduler.admission.guards import Marks, marked
+from headway_scheduler.admission.guards import marked
+from headway_scheduler.admission.marking import Marks
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.report import Usage
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import FloatColumn, Slots
-from headway_scheduler.index.hashing import Chain
+from headway_scheduler.index.values import Chain
 from headway_scheduler.strategies.base import Costs
 
 __all__ = ["IN_FLIGHT", "REFUSED", "Candidate", "Entry", "Refusal", "Table"]

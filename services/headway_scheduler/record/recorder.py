@@ -8,15 +8,16 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from headway_scheduler.admission.choosing import Choice
-from headway_scheduler.admission.holds import Work
+from headway_scheduler.admission.values import Choice, Work
 from headway_scheduler.core import Core
 from headway_scheduler.domain.report import Finished
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.fleet import Endpoint, Fleet
-from headway_scheduler.fleet.ledger import EndCause, Reservation
-from headway_scheduler.index.hashing import Chain, chain_of
+from headway_scheduler.fleet.ledger import EndCause
+from headway_scheduler.fleet.values import Reservation
+from headway_scheduler.index.hashing import chain_of
+from headway_scheduler.index.values import Chain
 from headway_scheduler.metrics.counts import Counts
 from headway_scheduler.record.entry import REFUSED, Entry, Refusal, Table
 from headway_scheduler.record.ring import Record

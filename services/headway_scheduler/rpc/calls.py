@@ -12,7 +12,7 @@ from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.report import Report, ReportStatus
 from headway_scheduler.errors import HeadwayError, InvalidField
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import request_from_proto
 from headway_scheduler.rpc.held import HeldCall

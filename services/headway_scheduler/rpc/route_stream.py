@@ -19,7 +19,7 @@ from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.report import ReportStatus
 from headway_scheduler.errors import HeadwayError, InvalidField
 from headway_scheduler.faults import unexpected
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import request_from_proto, write_decision
 from headway_scheduler.rpc.fail_open import fail_open_view

@@ -12,7 +12,7 @@ from headway.routing.v1 import routing_pb2_grpc
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Role
 from headway_scheduler.errors import InvalidField
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.rpc.authentication import current_principal
 from headway_scheduler.rpc.calls import MAX_BATCH, UnaryCalls
 from headway_scheduler.rpc.convert.routing import decision_to_proto, explanation_to_proto, request_from_proto

@@ -21,8 +21,9 @@ from pydantic import Field
 
 from headway_scheduler.domain.request import Request
 from headway_scheduler.learning.priors import FREE_TOKENS
-from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard
 from headway_scheduler.strategies.pricing import COST, NONE, PREFILL, STEPS_SEEN, TTFT, price
+from headway_scheduler.strategies.view import View
 
 __all__ = ["Adaptive"]
 

@@ -11,7 +11,8 @@ from pydantic import Field
 from xxhash import xxh3_64_intdigest
 
 from headway_scheduler.domain.request import BlocksPrompt, Request
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 
 __all__ = ["ConsistentHash"]
 

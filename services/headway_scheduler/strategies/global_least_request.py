@@ -12,7 +12,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 
 __all__ = ["GlobalLeastRequest", "WeightMode"]
 

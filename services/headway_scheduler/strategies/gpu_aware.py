@@ -11,7 +11,8 @@ from pydantic import Field
 
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import FloatColumn
-from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import SLOWED_DOWN, Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 
 __all__ = ["GpuAware"]
 

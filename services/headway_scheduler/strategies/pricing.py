@@ -11,7 +11,18 @@ import numpy as np
 from headway_scheduler.compiling import compiled
 from headway_scheduler.fleet.columns import FloatColumn, FloatMatrix, IntColumn, Slots
 
-__all__ = ["COST", "NONE", "PREFILL", "STEPS_SEEN", "TTFT", "at_depth", "invested_by_depth", "price"]
+__all__ = [
+    "COST",
+    "NONE",
+    "PREFILL",
+    "STEPS_SEEN",
+    "TTFT",
+    "all_finite",
+    "any_nan",
+    "at_depth",
+    "invested_by_depth",
+    "price",
+]
 
 COST: Final = 0
 TTFT: Final = 1
@@ -117,3 +128,21 @@ def price(
         if everything > 0.0:
             cost -= tok * min(everything - at_depth(held[number], depths, invested), uncached)
         found[COST, number], found[TTFT, number], found[PREFILL, number] = cost, ttft, prefill
+
+
+@compiled("boolean(float64[::1])")
+def any_nan(column: FloatColumn) -> bool:
+    """Is one of them not a number?"""
+    for each in column:  # noqa: SIM110 - numba compiles no generators
+        if np.isnan(each):
+            return True
+    return False
+
+
+@compiled("boolean(float64[::1])")
+def all_finite(column: FloatColumn) -> bool:
+    """Is each of them neither infinite nor not a number?"""
+    for each in column:  # noqa: SIM110
+        if not np.isfinite(each):
+            return False
+    return True

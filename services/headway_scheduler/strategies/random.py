@@ -3,7 +3,8 @@
 from typing import ClassVar
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 
 __all__ = ["Random"]
 

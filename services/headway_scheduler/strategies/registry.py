@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 import structlog
 from pydantic import ValidationError
 
-from headway_scheduler.compiling import compiled
 from headway_scheduler.domain.desired import DesiredState, StrategyConfig
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import InvalidField, UnknownResource
 from headway_scheduler.fleet.columns import FloatColumn
-from headway_scheduler.strategies.base import BindsLate, Costs, SoftGuard, Strategy, View
+from headway_scheduler.strategies.base import BindsLate, Costs, Priced, Strategy
+from headway_scheduler.strategies.pricing import all_finite, any_nan
 from headway_scheduler.strategies.stopwatch import Stopwatch
+from headway_scheduler.strategies.view import View
 
-__all__ = ["Bound", "Installed", "Priced", "StrategyRegistry"]
+__all__ = ["Bound", "Installed", "StrategyRegistry"]
 
 DEFAULT_BUDGET_US: Final = 20_000
 TRIP_AFTER: Final = 5
@@ -35,17 +35,6 @@ log = structlog.get_logger()
 _LAST_RESORT: Final = StrategyConfig("round_robin", "round_robin", fallback_algorithm="round_robin")
 _PLAIN: Final = StrategyConfig("bypass", "least_request", fallback_algorithm="round_robin")
 """For whoever asks although it is bypassed: what its data plane would do by itself."""
-
-
-class Priced(msgspec.Struct, frozen=True):
-    """What a strategy, or what stood in for it, answered."""
-
-    costs: Costs
-    strategy: str
-    guards: frozenset[SoftGuard]
-    fell_back_from: str = ""
-    fallback_reason: str = ""
-    window_ms: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -262,9 +251,9 @@ def _checked(costs: Costs, count: int) -> Costs:
     if costs.cost.shape != (count,):
         raise ValueError(f"{costs.cost.shape} costs for {count} candidates")
     cost = _plain(costs.cost)
-    if _any_nan(cost):
+    if any_nan(cost):
         raise ValueError("a cost is not a number")
-    if ttft is not None and (ttft.shape != (count,) or not _all_finite(_plain(ttft))):
+    if ttft is not None and (ttft.shape != (count,) or not all_finite(_plain(ttft))):
         raise ValueError("a predicted TTFT is not a finite number")
     return costs if cost is costs.cost else Costs(cost, ttft, costs.prefill_ms)
 
@@ -272,19 +261,3 @@ def _checked(costs: Costs, count: int) -> Costs:
 def _plain(column: FloatColumn) -> FloatColumn:
     """The same as compiled functions want it; a strategy may make it in any way it likes."""
     return np.ascontiguousarray(column, np.float64)
-
-
-@compiled("boolean(float64[::1])")
-def _any_nan(column: FloatColumn) -> bool:
-    for each in column:  # noqa: SIM110 - numba compiles no generators
-        if np.isnan(each):
-            return True
-    return False
-
-
-@compiled("boolean(float64[::1])")
-def _all_finite(column: FloatColumn) -> bool:
-    for each in column:  # noqa: SIM110
-        if not np.isfinite(each):
-            return False
-    return True

@@ -6,7 +6,8 @@ must know what it chose, says so in its costs.
 
 import numpy as np
 from headway_scheduler.fleet.columns import FloatColumn
-from headway_scheduler.strategies.base import Costs, View
+from headway_scheduler.strategies.base import Costs
+from headway_scheduler.strategies.view import View
 
 __all__ = ["least", "only", "random_ties"]
 

@@ -16,7 +16,8 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 from pydantic import Field
 from xxhash import xxh3_64_intdigest
 

@@ -7,7 +7,8 @@ shared (there: in Redis; here: the scheduler's own), every request counts 1, tie
 from typing import ClassVar
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 
 from headway_sim.policies.choice import random_ties
 

@@ -8,7 +8,8 @@ the request itself: with the raw count an idle endpoint scores 0 and the cache i
 from typing import ClassVar
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 
 from headway_sim.policies.prefill import uncached_tokens
 

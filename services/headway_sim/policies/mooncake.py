@@ -11,7 +11,8 @@ balancing threshold, have no place; nor has its choice of a decode host, or its 
 from typing import ClassVar
 
 from headway_scheduler.domain.request import Request
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 
 from headway_sim.policies.prefill import own_prefill_ms
 

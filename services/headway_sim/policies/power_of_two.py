@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 from headway_scheduler.domain.request import Request
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 
 from headway_sim.policies.choice import only
 

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import FloatColumn
-from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard, View
+from headway_scheduler.strategies.base import Costs, Parameters, SoftGuard
+from headway_scheduler.strategies.view import View
 from pydantic import Field
 
 from headway_sim.policies.choice import least, only

@@ -4,7 +4,7 @@ import numpy as np
 from headway_scheduler.domain.request import Request
 from headway_scheduler.fleet.columns import FloatColumn
 from headway_scheduler.learning.cost_model import prefill_ms
-from headway_scheduler.strategies.base import View
+from headway_scheduler.strategies.view import View
 
 __all__ = ["hit_ratio", "own_prefill_ms", "uncached_tokens"]
 

@@ -24,7 +24,7 @@ from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Usage
 from headway_scheduler.domain.request import Request
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.learning.history import classify
 from headway_scheduler.learning.priors import prior
 from headway_scheduler.strategies.base import Strategy

@@ -15,7 +15,7 @@ from headway_scheduler.domain.report import ReportStatus
 from headway_scheduler.domain.request import Subset
 from headway_scheduler.errors import AdapterNotAllowed, AllUnhealthy, ModelNotAllowed, NoEndpoints, Saturated
 from headway_scheduler.fleet.fleet import Fleet
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.rpc.fail_open import fail_open_view
 
 DEDICATED, SHARED, BURST = BindingMode.DEDICATED, BindingMode.SHARED, BindingMode.BURST
@@ -378,7 +378,7 @@ def test_without_a_scheduler_a_tenant_that_has_lost_its_last_endpoint_goes_nowhe
     alone.update(fail_open_view(rig.scheduler, principal))
     assert alone.choose(asked, "2") is None
     rig.scheduler.dispatcher.settled_at = rig.clock.now + 1
-    rig.desire(bindings=[Binding("a", "all")])
+    rig.desire(bindings=(Binding("a", "all"),))
     alone.update(fail_open_view(rig.scheduler, principal))
     rig.desire(bindings=())
     alone.update(fail_open_view(rig.scheduler, principal))

@@ -7,7 +7,8 @@ from headway_scheduler.domain.endpoint import EndpointSpec
 from headway_scheduler.domain.measurement import Measurement
 from headway_scheduler.domain.request import Request
 from headway_scheduler.domain.telemetry import Hello
-from headway_scheduler.fleet.ledger import EndCause, Owner
+from headway_scheduler.fleet.ledger import EndCause
+from headway_scheduler.fleet.values import Owner
 from headway_scheduler.strategies.catalog import algorithms
 
 SPEC = EndpointSpec("10.0.0.1:8000", models=("m",), kv_capacity_tokens=Measurement(1000.0), hardware="h100-8b")

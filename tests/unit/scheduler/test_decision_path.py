@@ -6,7 +6,8 @@ from fakes.rig import Rig, engine_sample, spec
 from headway_scheduler.admission.ranking import first
 from headway_scheduler.compiling import compiled
 from headway_scheduler.fleet.columns import Pool
-from headway_scheduler.index.chain import mark, slots_in
+from headway_scheduler.index.chain import slots_in
+from headway_scheduler.index.masks import mark
 from headway_scheduler.strategies.pricing import COST, NONE, PREFILL, TTFT, price
 from headway_scheduler.strategies.stopwatch import Stopwatch
 from hypothesis import given

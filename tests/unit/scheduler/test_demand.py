@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from headway_scheduler.index.demand import Demand
-from headway_scheduler.index.hashing import Chain
+from headway_scheduler.index.values import Chain
 from headway_scheduler.strategies.pricing import at_depth, invested_by_depth
 from hypothesis import given
 from hypothesis import strategies as st

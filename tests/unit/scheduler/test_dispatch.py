@@ -17,7 +17,7 @@ from headway_scheduler.errors import (
     TenantRequests,
     TenantTokens,
 )
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,13 +1,14 @@
 """Holds: kept in order, answered in time, gone without a trace; and the guards that make them wait."""
 
 import pytest
+from fakes.faults import Breaking
 from fakes.rig import Rig, desired_state, device_sample, engine_sample, gpu, spec
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Binding, Tenant
 from headway_scheduler.domain.measurement import Measurement
 from headway_scheduler.domain.request import Subset
 from headway_scheduler.errors import HoldExpired, QueueFull, RequestIdInUse
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 
 
 @pytest.fixture
@@ -221,17 +222,11 @@ class TestOrder:
         rig.dispatcher.run_pass(rig.clock.now)
         assert rig.where(answers[0]) == "1"
 
-    def test_one_that_breaks_something_fails_alone(self, rig, monkeypatch):
-        _, poison = rig.hold("poison")
+    def test_one_that_breaks_something_fails_alone(self, rig):
+        broken = False
+        _, poison = rig.hold("poison", subset=Breaking(lambda: broken).subset)
         _, fine = rig.hold("fine")
-        dispatch = rig.dispatcher._dispatch
-
-        def fragile(work, *more):
-            if work.request.request_id == "poison":
-                raise ZeroDivisionError
-            return dispatch(work, *more)
-
-        monkeypatch.setattr(rig.dispatcher, "_dispatch", fragile)
+        broken = True
         rig.full()
         rig.dispatcher.run_pass(rig.clock.now)
         assert poison[0].reason == "INTERNAL"

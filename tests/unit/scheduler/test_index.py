@@ -5,7 +5,8 @@ import pytest
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
 from headway_scheduler.index.chain import ChainIndex
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
-from headway_scheduler.index.hashing import BYTES, TOKENS, Chain, chain_of, identity_of, root_of
+from headway_scheduler.index.hashing import BYTES, TOKENS, chain_of, identity_of, root_of
+from headway_scheduler.index.values import Chain
 from hypothesis import given
 from hypothesis import strategies as st
 

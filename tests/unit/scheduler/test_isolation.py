@@ -10,7 +10,7 @@ from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.report import Finished, Outcome, ReportStatus, ServedBy
 from headway_scheduler.domain.request import Subset
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

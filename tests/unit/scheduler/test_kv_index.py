@@ -9,8 +9,8 @@ from headway_agent.kv.hashing import bound, chained, root_of, token_bytes
 from headway_scheduler.domain.request import BlocksPrompt, TokensPrompt
 from headway_scheduler.domain.telemetry import KvEvents
 from headway_scheduler.errors import NoEndpoints
-from headway_scheduler.index.chain import NOTHING
 from headway_scheduler.index.kv import Kind, KvIndex, KvPrompt, kv_root
+from headway_scheduler.index.values import NOTHING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

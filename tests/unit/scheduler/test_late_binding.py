@@ -13,7 +13,8 @@ from headway_scheduler.domain.measurement import Measurement
 from headway_scheduler.domain.request import Subset
 from headway_scheduler.errors import HoldExpired
 from headway_scheduler.fleet.columns import BOOKED
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
+from headway_scheduler.strategies.adaptive import Adaptive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -322,13 +323,13 @@ class TestOrder:
 class TestPass:
     def counted(self, rig, monkeypatch):
         tried = []
-        dispatch = rig.dispatcher._dispatch
+        cost = Adaptive.cost
 
-        def counting(work, *more):
-            tried.append(work.request.request_id)
-            return dispatch(work, *more)
+        def counting(strategy, request, view, now):
+            tried.append(request.request_id)
+            return cost(strategy, request, view, now)
 
-        monkeypatch.setattr(rig.dispatcher, "_dispatch", counting)
+        monkeypatch.setattr(Adaptive, "cost", counting)
         return tried
 
     def test_is_bounded(self, monkeypatch):

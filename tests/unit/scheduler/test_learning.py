@@ -14,7 +14,8 @@ from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.estimator import Estimator
 from headway_scheduler.learning.priors import DEFAULT
-from headway_scheduler.learning.timing import Observation, Timing
+from headway_scheduler.learning.timing import Timing
+from headway_scheduler.learning.values import Observation
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs

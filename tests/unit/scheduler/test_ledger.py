@@ -5,7 +5,8 @@ import pytest
 from fakes.rig import LONG, Clock, Rig, engine_sample, spec
 from headway_scheduler.domain.request import TaskClass
 from headway_scheduler.fleet.columns import BOOKED, Columns
-from headway_scheduler.fleet.ledger import Booking, EndCause, Ledger, Leg, Owner, Reservation
+from headway_scheduler.fleet.ledger import EndCause, Ledger
+from headway_scheduler.fleet.values import Booking, Leg, Owner, Reservation
 
 
 class Book:

@@ -5,7 +5,8 @@ import pytest
 from fakes.rig import Rig, desired_state, engine_sample, spec
 from fakes.views import view_of
 from headway_scheduler.index.chain import ChainIndex
-from headway_scheduler.index.hashing import Chain, hash_blocks
+from headway_scheduler.index.hashing import hash_blocks
+from headway_scheduler.index.values import Chain
 from headway_scheduler.strategies.catalog import BUILT_IN
 from headway_sim.policies.llmd import queue_score
 

@@ -7,7 +7,7 @@ from fakes.rig import CHAT, LONG, NO_USAGE, Rig, desired_state, spec
 from headway_scheduler.domain.desired import Binding, GpuGroup, Tenant
 from headway_scheduler.domain.report import Outcome, Progress, ReportStatus, Usage
 from headway_scheduler.errors import AllUnhealthy
-from headway_scheduler.fleet.ledger import Owner
+from headway_scheduler.fleet.values import Owner
 
 APPLIED, DUPLICATE = (ReportStatus.APPLIED, ""), (ReportStatus.DUPLICATE, "")
 UNKNOWN = (ReportStatus.UNKNOWN, "")

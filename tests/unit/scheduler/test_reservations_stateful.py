@@ -10,7 +10,8 @@ from headway_scheduler.domain.report import Finished, FirstToken, Outcome, Progr
 from headway_scheduler.domain.request import TaskClass
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.fleet.columns import BOOKED
-from headway_scheduler.fleet.ledger import EndCause, Owner
+from headway_scheduler.fleet.ledger import EndCause
+from headway_scheduler.fleet.values import Owner
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
