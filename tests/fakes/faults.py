@@ -3,22 +3,24 @@
 from headway_scheduler.domain.request import Subset
 
 
-class Breaking(frozenset):
-    """Endpoints of a subset: all of them. They break what decides while `when` says so."""
+class Breaking(dict):
+    """Labels of a subset that break a pass over the holds while `when` says so.
 
-    def __new__(cls, when):
-        found = super().__new__(cls, ["all"])
-        found.when = when
-        return found
+    A pass looks at them first to tell pools apart, and then, at the second look, to find endpoints.
+    """
+
+    def __init__(self, when):
+        self.when, self.looks = when, 0
 
     @property
     def subset(self):
-        return Subset(self)
+        return Subset(labels=self)
 
-    def __contains__(self, name):
-        if self.when():
+    def items(self):
+        self.looks += self.when()
+        if self.looks == 2:
             raise ZeroDivisionError
-        return True
+        return super().items()
 
 
 def outcomes(fleet):

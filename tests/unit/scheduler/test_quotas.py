@@ -160,7 +160,7 @@ class TestEnds:
 
         with pytest.raises(HeadwayError):
             rig.route(tenant="a", subset=in_line(rig))
-        assert (rig.dispatcher.quotas.inflight("a"), rig.dispatcher.quotas.inflight("a", MODEL)) == (0, 0)
+        assert (rig.dispatcher.quotas.inflight("a"), rig.dispatcher.quotas.inflight("a", MODEL)) == (1, 0)
 
 
 class TestResume:
