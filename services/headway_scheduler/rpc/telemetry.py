@@ -3,8 +3,10 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+import grpc
 import structlog
 from grpc.aio import ServicerContext
 from headway.telemetry.v1 import telemetry_pb2 as pb
@@ -27,21 +29,34 @@ from headway_scheduler.rpc.convert.telemetry import (
 )
 from headway_scheduler.rpc.streams import FIRST_WORD_S
 
-__all__ = ["TelemetryService"]
+__all__ = ["ACK_EVERY_S", "Acks", "TelemetryService"]
 
 log = structlog.get_logger()
 
+ACK_EVERY_S: Final = 10.0
+"""How often a sample is acknowledged that nobody waits for."""
 
-async def _spoken(messages: AsyncIterator[pb.ConnectRequest]) -> AsyncIterator[pb.ConnectRequest]:
-    """The messages, of which the first must come within `FIRST_WORD_S`. Raises InvalidField."""
-    try:
-        first = await asyncio.wait_for(anext(messages, None), FIRST_WORD_S)
-    except TimeoutError:
-        raise InvalidField("hello", f"did not come within {FIRST_WORD_S:g} s") from None
-    if first is not None:
-        yield first
-        async for message in messages:
-            yield message
+Context = ServicerContext[Any, Any]  # a context of any of the service's messages
+
+
+@dataclass(slots=True)
+class Acks:
+    """When one agent is told which sample was applied last: a message costs as much as the sample it answers.
+
+    At once for a stream's first sample, and for the one after a device's event, which the agent keeps until then; else
+    seldom. Each acknowledges all samples before it.
+    """
+
+    awaited: bool = True
+    """The agent waits for one."""
+    due_at: float = 0.0
+
+    def due(self, now: float) -> bool:
+        """A sample was applied: is it to be acknowledged?"""
+        if not self.awaited and now < self.due_at:
+            return False
+        self.awaited, self.due_at = False, now + ACK_EVERY_S
+        return True
 
 
 class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
@@ -50,41 +65,46 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    async def Connect(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.ConnectRequest], context: ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.ConnectResponse]:
-        """Hello first, then samples and events until the agent goes."""
+    async def Connect(  # type: ignore[override]  # noqa: N802  the stubs know only generators
+        self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
+    ) -> None:
+        """Hello first, then samples and events until the agent goes. Reads by the context: an iterator costs more."""
         fleet = self._scheduler.fleet
         node: Node | None = None
-        connection, draining, resync_asked = 0, False, False
+        connection, draining, resync_asked, acks = 0, False, False, Acks()
         try:
-            async for message in _spoken(request_iterator):
+            message = await _first(context)
+            while message is not grpc.aio.EOF:
                 kind = message.WhichOneof("message")
                 if kind == "hello":
                     if node is not None and node.id != message.hello.node:
                         raise InvalidField("hello.node", f"this stream speaks for {node.id!r}")
                     node = await self._hello(message.hello)
                     self._note_certificate(node, context)
-                    connection, resync_asked = node.connection, False
-                    yield pb.ConnectResponse(welcome=self._welcome())
+                    connection, resync_asked, acks = node.connection, False, Acks()
+                    await context.write(pb.ConnectResponse(welcome=self._welcome()))
                 elif node is None:
                     raise InvalidField("hello", "must be the first message")
                 elif fleet.nodes.get(node.id) is not node:
-                    if (
-                        not resync_asked
-                    ):  # it was forgotten meanwhile; what is under way until the Hello counts for nothing
+                    # It was forgotten meanwhile; what is under way until the Hello counts for nothing.
+                    if not resync_asked:
                         resync_asked = True
-                        yield pb.ConnectResponse(resync=pb.Resync())
+                        await context.write(pb.ConnectResponse(resync=pb.Resync()))
+                    message = await context.read()
                     continue
                 elif node.connection != connection:
                     raise DuplicateNode(node.id)  # a newer stream speaks for it
                 elif kind == "sample":
-                    yield self._sample(node, message.sample)
+                    self._sample(node, message.sample)
+                    if acks.due(node.heard_at):
+                        await context.write(pb.ConnectResponse(ack=pb.Ack(sequence=node.sequence)))
                 else:
                     self._event(node, message)
+                    acks.awaited = acks.awaited or kind == "device_event"
                 if draining != (node.state is SchedulingState.DRAINING):
                     draining = not draining
-                    yield pb.ConnectResponse(drain=pb.Drain(draining=draining))
+                    await context.write(pb.ConnectResponse(drain=pb.Drain(draining=draining)))
+                message = await context.read()
         except HeadwayError as error:
             log.warning("agent_refused", node=node.id if node else "", reason=error.reason, problem=error.message)
             raise
@@ -107,7 +127,7 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         )
         return node
 
-    def _note_certificate(self, node: Node, context: ServicerContext[Any, Any]) -> None:
+    def _note_certificate(self, node: Node, context: Context) -> None:
         shown = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
         expires = None if shown is None else expires_at(shown)
         if expires is None:
@@ -134,10 +154,9 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         welcome.interval.FromMilliseconds(int(config.telemetry_interval_s * 1e3))
         return welcome
 
-    def _sample(self, node: Node, message: pb.Sample) -> pb.ConnectResponse:
+    def _sample(self, node: Node, message: pb.Sample) -> None:
         scheduler = self._scheduler
         scheduler.fleet.apply_sample(node, sample_from_proto(message), scheduler.clock())
-        return pb.ConnectResponse(ack=pb.Ack(sequence=node.sequence))
 
     def _event(self, node: Node, message: pb.ConnectRequest) -> None:
         fleet, kind = self._scheduler.fleet, message.WhichOneof("message")
@@ -167,3 +186,11 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         endpoint = node.endpoints.get(events.endpoint)
         if endpoint is not None:
             self._scheduler.core.apply_kv_events(endpoint, events)
+
+
+async def _first(context: Context) -> Any:  # a message, or gRPC's EOF
+    """What the agent says first. Raises InvalidField where nothing comes within `FIRST_WORD_S`."""
+    try:
+        return await asyncio.wait_for(context.read(), FIRST_WORD_S)
+    except TimeoutError:
+        raise InvalidField("hello", f"did not come within {FIRST_WORD_S:g} s") from None

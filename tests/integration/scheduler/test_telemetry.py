@@ -24,14 +24,32 @@ def gpu(uuid="g", **fields):
     return pb.Device(uuid=uuid, kind=pb.DEVICE_KIND_GPU, memory_total_bytes=measured(100.0), **fields)
 
 
-async def test_welcome_and_acks(served):
+async def test_welcome(served):
     agent = await served.agent()
     welcome = agent.received[0].welcome
     assert (welcome.scheduler, welcome.epoch) == ("s1", served.scheduler.epoch)
     assert welcome.interval.nanos == 200_000_000
-    await agent.sample()
-    await agent.sample()
-    assert [m.ack.sequence for m in agent.received[1:]] == [1, 2]
+
+
+async def test_a_sample_is_acknowledged_at_once_where_an_agent_waits_for_it(served):
+    agent = await served.agent()
+    node = served.scheduler.fleet.nodes["n"]
+
+    def acknowledged():
+        return [m.ack.sequence for m in agent.received[1:] if m.HasField("ack")]
+
+    for number in (1, 2, 3):
+        await agent.send(sample=pb.Sample(sequence=number))
+    await eventually(lambda: node.sequence == 3)
+    await agent.send(device_event=pb.DeviceEvent(uuid="g", kind=pb.DEVICE_EVENT_KIND_XID, xid=79))
+    await agent.send(endpoint_change=pb.EndpointChange(endpoint=endpoint(3)))
+    for number in (4, 5):
+        await agent.send(sample=pb.Sample(sequence=number))
+    await eventually(lambda: node.sequence == 5)
+    await agent.hello(endpoint(1))
+    await agent.send(sample=pb.Sample(sequence=6))
+    await eventually(lambda: 6 in acknowledged())
+    assert acknowledged() == [1, 4, 6]
 
 
 async def test_hello_first(served):
