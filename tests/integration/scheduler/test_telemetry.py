@@ -150,6 +150,31 @@ async def test_values_that_are_no_numbers_are_unknown(served):
     assert served.scheduler.fleet.columns.kv_capacity[0] > 0
 
 
+async def test_samples_of_the_same_words_are_seen_as_others_are(served):
+    agent = await served.agent("n", endpoint(1, device_uuids=["g"]), devices=[gpu()])
+    fleet = served.scheduler.fleet
+    said = []
+    for use, ready in ((0.1, True), (0.2, True), (0.3, True), (0.4, False), (0.5, False), (0.6, False), (0.7, True)):
+        device = pb.DeviceSample(uuid="g", utilization=measured(use), memory_used_bytes=measured(50.0))
+        await agent.sample(
+            pb.EngineSample(address="10.0.0.1:8000", ready=ready, kv_use=measured(use)), devices=[device]
+        )
+        found = fleet.find("10.0.0.1:8000")
+        assert found.ready is ready
+        assert (found.sample.kv_use.value, found.node.samples["g"].utilization.value) == (use, use)
+        assert (fleet.columns.kv_use[found.slot], fleet.columns.utilization[found.slot]) == (use, use)
+        said.append(found.node.readings is not None)
+    assert said == [False, True, True, False, True, True, False], "by numbers from the third of the same words on"
+
+
+async def test_bytes_that_are_no_message_end_the_stream(served):
+    call = served.channel.stream_stream("/headway.telemetry.v1.Telemetry/Connect")()
+    await call.write(b"\x12\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await call.read()
+    assert ended.value.code() is CODE.INTERNAL
+
+
 async def test_events_open_and_close_endpoints(served):
     agent = await served.agent("n", endpoint(1, device_uuids=["g"]), devices=[gpu()])
     fleet = served.scheduler.fleet
