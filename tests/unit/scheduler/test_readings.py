@@ -248,6 +248,16 @@ def test_the_newest_numbers_count():
     assert (node.sequence, node.heard_at) == (3, 2.0)
 
 
+def test_a_silent_node_that_speaks_again_is_open():
+    fleet, node = expecting()
+    slot = fleet.endpoints["h:1@0"].slot
+    node.stale = True
+    fleet.refresh_guards(node.endpoints.values())
+    assert not fleet.columns.open[slot]
+    assert again(fleet, node, 2)
+    assert fleet.columns.open[slot]
+
+
 @pytest.mark.parametrize("fields", [{"address": "h:2"}, {"throttle_reasons": ["hw_thermal"]}])
 def test_other_words_are_applied_as_a_whole(fields):
     fleet, node = expecting()
