@@ -33,7 +33,7 @@ from headway_scheduler.fleet.health import (
 )
 from headway_scheduler.fleet.ledger import Reservation
 from headway_scheduler.fleet.membership import Membership, Rights, owners_of, split_of
-from headway_scheduler.fleet.readings import Readings
+from headway_scheduler.fleet.readings import Readings, Throttles
 
 __all__ = ["Endpoint", "Fleet", "FleetConfig", "Lane", "Node", "Tier", "described", "narrowed"]
 
@@ -371,11 +371,13 @@ class Fleet:
         if np.array_equal(readings.numbers, numbers):  # in the order that is expected
             node.readings = readings
 
-    def apply_numbers(self, node: Node, sequence: int, words: bytes, numbers: FloatColumn, now: float) -> bool:
+    def apply_numbers(
+        self, node: Node, sequence: int, words: bytes, numbers: FloatColumn, throttles: Throttles, now: float
+    ) -> bool:
         """A sample that says the same as the one before but for its numbers; False: it must be applied as a whole.
 
-        Faults, throttles and readiness are as they were, so that of the guards only those are looked at that follow
-        from numbers.
+        Throttle reasons may be others, too: they come and go. Faults and readiness are as they were, so that hard
+        guards need not be looked at.
         """
         readings = node.readings
         if readings is None or readings.words != words:
@@ -384,6 +386,10 @@ class Fleet:
             return True
         node.sequence, node.heard_at = sequence, now
         readings.apply(numbers, self.columns, now)
+        if throttles != readings.throttles:
+            readings.throttles = throttles
+            for endpoint, reasons in zip(node.endpoints.values(), readings.throttled(), strict=True):
+                endpoint.throttles = reasons
         node.said(readings)
         self._sampled(node.endpoints.values(), readings.slots, now)
         if node.stale:

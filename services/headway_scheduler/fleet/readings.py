@@ -18,7 +18,10 @@ from headway_scheduler.domain.measurement import Measurement
 from headway_scheduler.domain.telemetry import Sample
 from headway_scheduler.fleet.columns import Columns, FloatColumn, IntColumn
 
-__all__ = ["DEVICE_NUMBERS", "ENGINE_NUMBERS", "Readings"]
+__all__ = ["DEVICE_NUMBERS", "ENGINE_NUMBERS", "Readings", "Throttles"]
+
+Throttles = Mapping[int, tuple[str, ...]]
+"""Throttle reasons of the devices that have any, by their number in a sample."""
 
 DEVICE_NUMBERS: Final = ("memory_used_bytes", "utilization", "temperature_c", "power_w")
 """A device's measurements, in the order of their fields. ECC errors are not among them: they close endpoints."""
@@ -75,7 +78,11 @@ class Readings:
                 self._limits[row * _LIMITS : (row + 1) * _LIMITS] = _limits(devices[uuid])
         self._rows = {each.id: row for row, each in enumerate(sample.engines, len(sample.devices))}
         placed = list(endpoints)
-        uses = [
+        self.throttles: Throttles = {
+            row: each.throttle_reasons for row, each in enumerate(sample.devices) if each.throttle_reasons
+        }
+        """Of the newest sample."""
+        self._devices = uses = [
             [device_rows[uuid] for uuid in each.spec.device_uuids if uuid in device_rows and uuid in devices]
             for each in placed
         ]
@@ -87,6 +94,11 @@ class Readings:
     def tells_of(self, endpoint_id: str) -> bool:
         """Is this engine in the samples?"""
         return endpoint_id in self._rows
+
+    def throttled(self) -> Iterable[frozenset[str]]:
+        """Why any of the devices of each endpoint is slowed down, in the endpoints' order."""
+        told = self.throttles
+        return (frozenset().union(*(told.get(row, ()) for row in rows)) for rows in self._devices)
 
     def apply(self, numbers: FloatColumn, columns: Columns, now: float) -> None:
         """Another sample said these: write what follows from them into the columns."""
@@ -115,7 +127,10 @@ class Readings:
 
     def devices(self) -> dict[str, DeviceSample]:
         """The newest sample of each device, by UUID."""
-        return {each.uuid: self._newest(row, each, DEVICE_NUMBERS) for row, each in enumerate(self._sample.devices)}
+        return {
+            each.uuid: replace(self._newest(row, each, DEVICE_NUMBERS), throttle_reasons=self.throttles.get(row, ()))
+            for row, each in enumerate(self._sample.devices)
+        }
 
     def engine(self, endpoint_id: str) -> EngineSample:
         """The newest sample of an engine that they tell of."""

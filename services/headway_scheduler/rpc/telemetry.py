@@ -133,7 +133,8 @@ class _Session:
         fleet, node = self._scheduler.fleet, self._node
         if node is None or node.connection != self._connection or fleet.nodes.get(node.id) is not node:
             return False
-        return fleet.apply_numbers(node, scanned.sequence, scanned.words, scanned.numbers, self._scheduler.clock())
+        sequence, numbers, words, throttles = scanned
+        return fleet.apply_numbers(node, sequence, words, numbers, throttles, self._scheduler.clock())
 
     async def _understand(self, message: pb.ConnectRequest, scanned: Scanned | None) -> bool:
         """Any message; True: it was a sample of a node that this stream speaks for."""

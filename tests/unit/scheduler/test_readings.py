@@ -23,6 +23,7 @@ SAMPLED = (
     *("sampled_at", "kv_capacity", "open"),
 )
 SCANNER = SampleScanner()
+REASONS = st.lists(st.sampled_from(["hw_thermal", "sw_power_cap", "power_brake"]), max_size=2)
 
 
 def measured(values):
@@ -39,7 +40,7 @@ def device_samples(uuid):
         temperature_c=measured(st.floats(0, 120)),
         power_w=measured(st.floats(0, 700)),
         ecc_errors=measured(st.sampled_from([0.0, 0.0, 0.0, 1.0])),
-        throttle_reasons=st.lists(st.sampled_from(["hw_thermal", "sw_power_cap", "power_brake"]), max_size=1),
+        throttle_reasons=REASONS,
     )
 
 
@@ -75,8 +76,10 @@ devices = st.builds(
 
 
 def other_numbers(sample, data):
-    """A sample of the same words."""
+    """A sample of the same words: throttle reasons are none of them."""
     found = pb.Sample.FromString(sample.SerializeToString())
+    for each in found.devices:
+        each.throttle_reasons[:] = data.draw(REASONS)
     for each in (*found.devices, *found.engines):
         for name, value in each.ListFields():
             if isinstance(value, pb.Measurement) and value.WhichOneof("kind") == "value" and name.name != "ecc_errors":
@@ -146,8 +149,8 @@ class BothWays(RuleBasedStateMachine):
         message = sample_from_proto(sample)
         self.objects.fleet.apply_sample(self.objects.fleet.nodes["n"], message, self.now)
         fleet, node = self.numbers.fleet, self.numbers.fleet.nodes["n"]
-        _, numbers, words = SCANNER.scan(pb.ConnectRequest(sample=sample).SerializeToString())
-        if fleet.apply_numbers(node, self.sequence, words, numbers, self.now):
+        _, numbers, words, throttles = SCANNER.scan(pb.ConnectRequest(sample=sample).SerializeToString())
+        if fleet.apply_numbers(node, self.sequence, words, numbers, throttles, self.now):
             self.applied_as_numbers += 1
         else:
             fleet.apply_sample(node, message, self.now)
@@ -236,7 +239,7 @@ def expecting():
 def again(fleet, node, sequence, **fields):
     """Another sample, as numbers: was it applied?"""
     _, scanned = told(sequence, **fields)
-    return fleet.apply_numbers(node, scanned.sequence, scanned.words, scanned.numbers, 2.0)
+    return fleet.apply_numbers(node, scanned.sequence, scanned.words, scanned.numbers, scanned.throttles, 2.0)
 
 
 def test_the_newest_numbers_count():
@@ -258,7 +261,16 @@ def test_a_silent_node_that_speaks_again_is_open():
     assert fleet.columns.open[slot]
 
 
-@pytest.mark.parametrize("fields", [{"address": "h:2"}, {"throttle_reasons": ["hw_thermal"]}])
+def test_throttle_reasons_come_and_go_with_numbers():
+    fleet, node = expecting()
+    for sequence, reasons in enumerate((["hw_thermal", "sw_power_cap"], ["sw_power_cap"], []), 2):
+        assert again(fleet, node, sequence, throttle_reasons=reasons)
+        assert fleet.endpoints["h:1@0"].throttles == set(reasons)
+        assert node.samples["a"].throttle_reasons == tuple(reasons)
+    assert fleet.endpoints["h:2@0"].throttles == frozenset()
+
+
+@pytest.mark.parametrize("fields", [{"address": "h:2"}, {"ecc_errors": pb.Measurement(value=1.0)}])
 def test_other_words_are_applied_as_a_whole(fields):
     fleet, node = expecting()
     assert not again(fleet, node, 2, **fields)
@@ -296,5 +308,5 @@ def test_a_device_left_out_still_counts():
     scanned = SCANNER.scan(pb.ConnectRequest(sample=sample).SerializeToString())
     fleet.apply_sample(node, sample_from_proto(sample), 2.0)
     fleet.expect_numbers(node, sample_from_proto(sample), scanned.words, scanned.numbers)
-    assert not fleet.apply_numbers(node, 3, scanned.words, scanned.numbers, 3.0)
+    assert not fleet.apply_numbers(node, 3, scanned.words, scanned.numbers, {}, 3.0)
     assert fleet.columns.utilization[fleet.endpoints["h:1@0"].slot] == 0.5

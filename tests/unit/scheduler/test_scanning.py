@@ -79,6 +79,8 @@ def test_numbers_are_those_of_protobuf(sample):
     found = SCANNER.scan(wire(sample))
     assert found.sequence == sample.sequence
     assert found.numbers.tolist() == numbers_of(sample)
+    reasons = {number: tuple(each.throttle_reasons) for number, each in enumerate(sample.devices)}
+    assert found.throttles == {number: each for number, each in reasons.items() if each}
 
 
 @given(samples, st.data())
@@ -88,6 +90,8 @@ def test_words_are_all_else(sample, data):
     other = put_numbers(sample, data.draw(st.lists(finite, min_size=count, max_size=count)))
     other.sequence += other.sequence < 2**63 - 1
     other.taken.seconds = data.draw(st.integers(0, 2**31))
+    for each in other.devices:
+        each.throttle_reasons[:] = data.draw(st.lists(st.text(max_size=20), max_size=2))
     assert SCANNER.scan(wire(other)).words == words
 
 
@@ -97,6 +101,8 @@ def test_other_words_are_other_samples(one, other):
     zeros = [put_numbers(each, [0.0] * len(numbers_of(each))) for each in (one, other)]
     for each in zeros:
         each.sequence = 0
+        for device in each.devices:
+            del device.throttle_reasons[:]
     assert (said[0].words == said[1].words) == (zeros[0] == zeros[1])
 
 
@@ -126,6 +132,11 @@ def test_broken_bytes_are_left_to_protobuf_or_read_as_it_does(sample, data):
         pb.ConnectRequest(sample=pb.Sample(engines=[pb.EngineSample(running=pb.Measurement(value=inf))])),
         pb.ConnectRequest(sample=pb.Sample(engines=[pb.EngineSample(running=pb.Measurement(value=-inf))])),
         pb.ConnectRequest(sample=pb.Sample(sequence=2**63)),
+        pb.ConnectRequest(sample=pb.Sample(devices=[pb.DeviceSample(throttle_reasons=["a" * 256])])),
+        pb.ConnectRequest(sample=pb.Sample(devices=[pb.DeviceSample(throttle_reasons=["a" * 250] * 5)])),
+        pb.ConnectRequest(
+            sample=pb.Sample(devices=[pb.DeviceSample()] * 256 + [pb.DeviceSample(throttle_reasons="a")])
+        ),
         pb.ConnectRequest(sample=pb.Sample(engines=[pb.EngineSample(address="a" * 100) for _ in range(1000)])),
     ],
 )
@@ -160,6 +171,21 @@ VALUE = b"\x09" + bytes(8)
 def test_what_protobuf_allows_and_nobody_sends_is_left_to_it(raw):
     pb.ConnectRequest.FromString(raw)
     assert SCANNER.scan(raw) is None
+
+
+def test_reasons_that_are_no_text_are_left_to_protobuf():
+    raw = sample_of(field(3, field(6, b"\xff")))
+    with pytest.raises(DecodeError):
+        pb.ConnectRequest.FromString(raw)
+    assert SCANNER.scan(raw) is None
+
+
+def test_what_is_kept_of_reasons_is_bounded():
+    scanner = SampleScanner()
+    for number in range(3000):
+        device = pb.DeviceSample(throttle_reasons=[f"reason-{number}"])
+        assert scanner.scan(wire(pb.Sample(devices=[device]))).throttles == {0: (f"reason-{number}",)}
+    assert len(scanner._throttles) <= 1024
 
 
 def test_a_measurement_in_other_forms_is_words():
