@@ -40,6 +40,7 @@ class _Agent:
         self._uuids = [f"GPU-{number}-{each}" for each in range(devices)]
         self._addresses = [f"10.{number >> 8}.{number & 255}.1:{8000 + each}" for each in range(engines)]
         self._sequence = 0
+        self._began = 0.0
 
     async def connect(self, stub: Any, metadata: Any) -> None:
         """Say who it is, and be welcomed."""
@@ -71,20 +72,25 @@ class _Agent:
         await self._call.read()
 
     async def tell(self, interval_s: float, until: float) -> None:
-        """Send a sample every interval, and see how long each takes to be acknowledged."""
+        """Send a sample every interval."""
         await asyncio.sleep(self._dice.random() * interval_s)
+        hearing = asyncio.create_task(self._hear())
         due = time.perf_counter()
-        while due < until:
+        while due < until and not hearing.done():
             self._sequence += 1
-            began = time.perf_counter()
+            self._began = time.perf_counter()
             await self._call.write(pb.ConnectRequest(sample=self._sample()))
-            answer = await self._call.read()
-            if answer is grpc.aio.EOF:
-                return
-            self.lags.append(time.perf_counter() - began)
             self.sent += 1
             due += interval_s
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        self._call.cancel()
+        await asyncio.gather(hearing, return_exceptions=True)
+
+    async def _hear(self) -> None:
+        """See how long samples take to be acknowledged: those that are, a scheduler does not answer each."""
+        while (answer := await self._call.read()) is not grpc.aio.EOF:
+            if answer.ack.sequence == self._sequence:
+                self.lags.append(time.perf_counter() - self._began)
 
     def _sample(self) -> pb.Sample:
         dice = self._dice.random

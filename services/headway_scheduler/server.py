@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from headway.admin.v1 import admin_pb2, admin_pb2_grpc
 from headway.fleet.v1 import fleet_pb2, fleet_pb2_grpc
 from headway.routing.v1 import routing_pb2, routing_pb2_grpc
-from headway.telemetry.v1 import telemetry_pb2, telemetry_pb2_grpc
+from headway.telemetry.v1 import telemetry_pb2
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
@@ -90,7 +90,7 @@ class GrpcServer:
         self._saying: asyncio.Task[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)  # type: ignore[no-untyped-call]
         routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler, authenticator.tenant_of), services)
-        telemetry_pb2_grpc.add_TelemetryServicer_to_server(TelemetryService(scheduler), services)
+        TelemetryService(scheduler).add_to(services)
         fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), services)
         admin_pb2_grpc.add_AdminServicer_to_server(admin_service(scheduler), services)
         self._envoy = EnvoyServices(scheduler, authenticator, self.streams)

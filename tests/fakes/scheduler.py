@@ -133,7 +133,9 @@ class Agent:
         await self.send(hello=tpb.Hello(node=self.node, instance_id=instance, endpoints=endpoints, **fields))
 
     async def sample(self, *engines, **fields):
+        """Send one and wait until it is applied: after an event a sample is acknowledged at once."""
         self.sequence += 1
+        await self.send(device_event=tpb.DeviceEvent(uuid="none", kind=tpb.DEVICE_EVENT_KIND_RECOVERED))
         await self.send(sample=tpb.Sample(sequence=self.sequence, engines=engines, **fields))
         number = self.sequence
         await eventually(lambda: any(m.ack.sequence >= number for m in self.received))

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from headway_scheduler.admission.marking import ROOM, Marks, mark_closed
-from headway_scheduler.fleet.columns import Columns
+from headway_scheduler.admission.marking import ROOM, Marks, is_calm, mark_closed
+from headway_scheduler.fleet.columns import Columns, IntColumn
 from headway_scheduler.fleet.fleet import Endpoint
 from headway_scheduler.strategies.base import SoftGuard
 from headway_scheduler.strategies.view import View
@@ -70,24 +70,16 @@ class SoftGuards:
 
     # When telemetry comes
 
-    def look(self, endpoint: Endpoint, now: float) -> None:
-        """A sample of this endpoint was applied to the columns: close at once, open after the dwell."""
-        slot, columns, config = endpoint.slot, self._columns, self._config
+    def look(self, endpoints: Iterable[Endpoint], slots: IntColumn, now: float) -> None:
+        """A sample of these endpoints was applied to the columns: close at once, open after the dwell."""
         self._grow()
-        closed: int = self._closed.item(slot)
-        found = 0
-        if columns.memory_pressure.item(slot) > (config.pressure_open if closed & _PRESSED else config.pressure_close):
-            found |= _PRESSED
-        if columns.heat.item(slot) > (config.heat_open if closed & _HOT else config.heat_close):
-            found |= _HOT
-        if endpoint.throttles:
-            if not config.throttle_reasons.isdisjoint(endpoint.throttles):
-                found |= _THROTTLED
-            if _BRAKE in endpoint.throttles:
-                found |= _BRAKED
-        found &= self._on
-        if found or closed:  # seldom
-            self._closed[slot] = self._latch(endpoint, closed, found, now)
+        columns, config = self._columns, self._config
+        calm = is_calm(
+            self._closed, columns.memory_pressure, columns.heat, slots, config.pressure_close, config.heat_close
+        )
+        for endpoint in endpoints:
+            if not calm or endpoint.throttles:
+                self._look(endpoint, now)
 
     def forget(self, slot: int) -> None:
         """Its endpoint is gone: the next one there starts with open guards."""
@@ -151,6 +143,23 @@ class SoftGuards:
         }
 
     # Inside
+
+    def _look(self, endpoint: Endpoint, now: float) -> None:
+        slot, columns, config = endpoint.slot, self._columns, self._config
+        closed: int = self._closed.item(slot)
+        found = 0
+        if columns.memory_pressure.item(slot) > (config.pressure_open if closed & _PRESSED else config.pressure_close):
+            found |= _PRESSED
+        if columns.heat.item(slot) > (config.heat_open if closed & _HOT else config.heat_close):
+            found |= _HOT
+        if endpoint.throttles:
+            if not config.throttle_reasons.isdisjoint(endpoint.throttles):
+                found |= _THROTTLED
+            if _BRAKE in endpoint.throttles:
+                found |= _BRAKED
+        found &= self._on
+        if found or closed:  # seldom
+            self._closed[slot] = self._latch(endpoint, closed, found, now)
 
     def _latch(self, endpoint: Endpoint, closed: int, found: int, now: float) -> int:
         slot = endpoint.slot

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from headway_scheduler.compiling import compiled
 from headway_scheduler.fleet.columns import FloatColumn, IntColumn, Slots
 
-__all__ = ["ROOM", "Marks", "mark_closed"]
+__all__ = ["ROOM", "Marks", "is_calm", "mark_closed"]
 
 Marks = npt.NDArray[np.uint8]
 """The guards that are closed, as bits, an entry a candidate."""
@@ -51,3 +51,19 @@ def mark_closed(
             if capacity - booked < prompt_tokens - hits[number]:
                 mark |= ROOM
         found[number] = mark
+
+
+@compiled("boolean(uint8[::1], float64[::1], float64[::1], int64[::1], float64, float64)")
+def is_calm(
+    closed: npt.NDArray[np.uint8],
+    memory_pressure: FloatColumn,
+    heat: FloatColumn,
+    slots: IntColumn,
+    pressure_close: float,
+    heat_close: float,
+) -> bool:
+    """No guard is closed there, and none closes by pressure or heat."""
+    for slot in slots:
+        if closed[slot] or memory_pressure[slot] > pressure_close or heat[slot] > heat_close:
+            return False
+    return True

@@ -4,7 +4,7 @@ Everything here belongs to one event loop. Agents' messages come in as domain va
 columns, the pools and the groups.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
 from typing import Final
@@ -21,7 +21,7 @@ from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
 from headway_scheduler.errors import DuplicateNode
 from headway_scheduler.fleet.arenas import Arenas, arenas_of
-from headway_scheduler.fleet.columns import Columns, Pool, Slots
+from headway_scheduler.fleet.columns import Columns, FloatColumn, IntColumn, Pool, Slots
 from headway_scheduler.fleet.health import (
     DeviceLimits,
     EjectionConfig,
@@ -32,6 +32,7 @@ from headway_scheduler.fleet.health import (
     Verdict,
 )
 from headway_scheduler.fleet.membership import Membership, Rights, owners_of, split_of
+from headway_scheduler.fleet.readings import Readings, Throttles
 from headway_scheduler.fleet.values import Reservation
 
 __all__ = ["Endpoint", "Fleet", "FleetConfig", "Lane", "Node", "Tier", "described", "narrowed"]
@@ -73,7 +74,8 @@ class FleetConfig:
 class Node:
     """A host with an agent, and what the agent said last. Times are the scheduler's clock, in seconds.
 
-    `connection` counts the agent's streams: only the newest one speaks for the node.
+    `connection` counts the agent's streams: only the newest one speaks for the node. `readings`: what samples that say
+    nothing else are applied by.
     """
 
     id: str
@@ -85,19 +87,37 @@ class Node:
     sequence: int = 0
     clock_skew_s: float = 0.0
     state: SchedulingState = SchedulingState.ACTIVE
-    samples: dict[str, DeviceSample] = field(default_factory=dict)
+    readings: Readings | None = None
     failures: dict[str, DeviceEvent] = field(default_factory=dict)
     endpoints: dict[str, "Endpoint"] = field(default_factory=dict)
     devices: dict[str, Device] = field(init=False)
     """What its Hello named, by UUID."""
+    _samples: dict[str, DeviceSample] = field(default_factory=dict)
+    _unread: Readings | None = None
+    """Newer numbers than those in `_samples`."""
 
     def __post_init__(self) -> None:
         self.greet(self.hello)
+
+    @property
+    def samples(self) -> dict[str, DeviceSample]:
+        """Of its devices the newest sample of each, by UUID."""
+        if self._unread is not None:
+            self._samples.update(self._unread.devices())
+            self._unread = None
+        return self._samples
 
     def greet(self, hello: Hello) -> None:
         """Its agent said Hello."""
         self.hello = hello
         self.devices = {device.uuid: device for device in hello.devices}
+
+    def said(self, readings: Readings) -> None:
+        """These hold numbers now that nobody has read."""
+        self._unread = readings
+        for endpoint in self.endpoints.values():
+            if readings.tells_of(endpoint.id):
+                endpoint.unread = readings
 
 
 @dataclass(slots=True)
@@ -105,7 +125,7 @@ class Endpoint:
     """One engine rank that an agent announced.
 
     `faults`: which hard guards its devices close, each with what closed it. `throttles`: why any of them is slowed
-    down, in NVML's words. `boot_id`: the engine's, as last known.
+    down, in NVML's words. `boot_id`: the engine's, as last known. `unread`: newer numbers than those of the sample.
     """
 
     id: str
@@ -114,7 +134,7 @@ class Endpoint:
     node: Node
     state: SchedulingState = SchedulingState.ACTIVE
     ready: bool = True
-    sample: EngineSample | None = None
+    unread: Readings | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
     throttles: frozenset[str] = frozenset()
     boot_id: str = ""
@@ -124,9 +144,21 @@ class Endpoint:
     """As answers name it."""
     shares_address: bool = False
     """It is one of several ranks behind one server."""
+    _sample: EngineSample | None = None
 
     def __post_init__(self) -> None:
         self.place(shares_address=False)
+
+    @property
+    def sample(self) -> EngineSample | None:
+        """The newest of its engine."""
+        if self.unread is not None:
+            self._sample, self.unread = self.unread.engine(self.id), None
+        return self._sample
+
+    def tell(self, sample: EngineSample) -> None:
+        """Its engine said this."""
+        self._sample, self.unread, self.ready = sample, None, sample.ready
 
     def place(self, *, shares_address: bool) -> None:
         """Where it is. Of several ranks at one address a header tells which is meant, where the engine knows it."""
@@ -195,7 +227,8 @@ class Fleet:
 
     `on_announced` is called with an endpoint that is new or changed, `on_removed` before its slot is reused,
     `on_restarted` when its engine lost its memory, `on_connected` with a node whose agent said Hello, `on_sampled` with
-    each endpoint of a sample, once it is in the columns. `version` grows when it changes who may be chosen.
+    a node's endpoints and their slots, once a sample is in the columns. `version` grows when it changes who may be
+    chosen.
     """
 
     def __init__(self, config: FleetConfig | None = None) -> None:
@@ -212,7 +245,7 @@ class Fleet:
         self.on_restarted: list[Callable[[Endpoint], None]] = []
         self.on_announced: list[Callable[[Endpoint], None]] = []
         self.on_connected: list[Callable[[Node], None]] = []
-        self.on_sampled: list[Callable[[Endpoint, float], None]] = []
+        self.on_sampled: list[Callable[[Collection[Endpoint], IntColumn, float], None]] = []
         self._frozen_since: float | None = None
         self._free: list[int] = []
         self._used = 0
@@ -244,6 +277,7 @@ class Fleet:
             node.sequence = 0
             node.failures.clear()
         node.greet(hello)
+        node.readings = None
         node.connected, node.stale, node.heard_at = True, False, now
         node.connection += 1
         announced = {spec.id for spec in hello.endpoints}
@@ -265,6 +299,7 @@ class Fleet:
 
     def put_endpoint(self, node: Node, spec: EndpointSpec, now: float | None = None) -> Endpoint:
         """An endpoint appeared on `node`, or changed. `now` is of one that may start slowly."""
+        node.readings = None
         endpoint = self.endpoints.get(spec.id)
         if endpoint is not None and endpoint.node is not node:
             self.remove_endpoint(endpoint.id)  # the address moved to another host
@@ -299,6 +334,7 @@ class Fleet:
         for listener in self.on_removed:
             listener(endpoint)
         del endpoint.node.endpoints[endpoint_id]
+        endpoint.node.readings = None
         del self.by_slot[endpoint.slot]
         self._at[endpoint.spec.address].remove(endpoint)
         self._share_address(endpoint.spec.address)
@@ -317,12 +353,48 @@ class Fleet:
             endpoint = node.endpoints.get(engine.id)
             if endpoint is not None:
                 self._apply_engine(endpoint, engine, now)
-        for endpoint in node.endpoints.values():
+        node.readings = None
+        endpoints = node.endpoints.values()
+        for endpoint in endpoints:
             self._apply_devices(endpoint)
-            for listener in self.on_sampled:
-                listener(endpoint, now)
+        self._sampled(endpoints, np.array([endpoint.slot for endpoint in endpoints], np.int64), now)
         node.stale = False
-        self.refresh_guards(node.endpoints.values())
+        self.refresh_guards(endpoints)
+        return True
+
+    def expect_numbers(self, node: Node, sample: Sample, words: bytes, numbers: FloatColumn) -> None:
+        """More samples of these words will come: so was this one, which was just applied, with these numbers."""
+        kept = node.samples.keys() & node.devices.keys()
+        if not kept <= {each.uuid for each in sample.devices}:
+            return  # an older sample of a device counts, too
+        readings = Readings(words, sample, node.devices, node.endpoints.values())
+        if np.array_equal(readings.numbers, numbers):  # in the order that is expected
+            node.readings = readings
+
+    def apply_numbers(
+        self, node: Node, sequence: int, words: bytes, numbers: FloatColumn, throttles: Throttles, now: float
+    ) -> bool:
+        """A sample that says the same as the one before but for its numbers; False: it must be applied as a whole.
+
+        Throttle reasons may be others, too: they come and go. Faults and readiness are as they were, so that hard
+        guards need not be looked at.
+        """
+        readings = node.readings
+        if readings is None or readings.words != words:
+            return False
+        if sequence <= node.sequence:
+            return True
+        node.sequence, node.heard_at = sequence, now
+        readings.apply(numbers, self.columns, now)
+        if throttles != readings.throttles:
+            readings.throttles = throttles
+            for endpoint, reasons in zip(node.endpoints.values(), readings.throttled(), strict=True):
+                endpoint.throttles = reasons
+        node.said(readings)
+        self._sampled(node.endpoints.values(), readings.slots, now)
+        if node.stale:
+            node.stale = False
+            self.refresh_guards(node.endpoints.values())
         return True
 
     def apply_device_event(self, node: Node, event: DeviceEvent) -> None:
@@ -581,6 +653,10 @@ class Fleet:
 
     # Inside
 
+    def _sampled(self, endpoints: Collection[Endpoint], slots: IntColumn, now: float) -> None:
+        for listener in self.on_sampled:
+            listener(endpoints, slots, now)
+
     def _add(self, node: Node, spec: EndpointSpec) -> Endpoint:
         slot = self._free.pop() if self._free else self._used
         if slot == self._used:
@@ -614,7 +690,7 @@ class Fleet:
 
     def _apply_engine(self, endpoint: Endpoint, sample: EngineSample, now: float) -> None:
         columns, slot = self.columns, endpoint.slot
-        endpoint.sample, endpoint.ready = sample, sample.ready
+        endpoint.tell(sample)
         columns.sampled_at[slot] = now
         columns.running[slot] = sample.running.or_nan()
         columns.waiting[slot] = sample.waiting.or_nan()

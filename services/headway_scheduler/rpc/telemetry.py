@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
+import grpc
 import structlog
 from grpc.aio import ServicerContext
 from headway.telemetry.v1 import telemetry_pb2 as pb
-from headway.telemetry.v1 import telemetry_pb2_grpc
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.certificates import expires_at
@@ -18,6 +19,7 @@ from headway_scheduler.errors import DuplicateNode, HeadwayError, InvalidField
 from headway_scheduler.fleet.fleet import Node
 from headway_scheduler.rpc.authentication import current_principal
 from headway_scheduler.rpc.authorization import authorize_node
+from headway_scheduler.rpc.convert.scanning import SampleScanner, Scanned
 from headway_scheduler.rpc.convert.telemetry import (
     device_event_from_proto,
     hello_from_proto,
@@ -27,71 +29,142 @@ from headway_scheduler.rpc.convert.telemetry import (
 )
 from headway_scheduler.rpc.streams import FIRST_WORD_S
 
-__all__ = ["TelemetryService"]
+__all__ = ["ACK_EVERY_S", "Acks", "TelemetryService"]
 
 log = structlog.get_logger()
 
+ACK_EVERY_S: Final = 10.0
+"""How often a sample is acknowledged that nobody waits for."""
 
-async def _spoken(messages: AsyncIterator[pb.ConnectRequest]) -> AsyncIterator[pb.ConnectRequest]:
-    """The messages, of which the first must come within `FIRST_WORD_S`. Raises InvalidField."""
-    try:
-        first = await asyncio.wait_for(anext(messages, None), FIRST_WORD_S)
-    except TimeoutError:
-        raise InvalidField("hello", f"did not come within {FIRST_WORD_S:g} s") from None
-    if first is not None:
-        yield first
-        async for message in messages:
-            yield message
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["Telemetry"].full_name
+
+Context = ServicerContext[Any, Any]  # a context of any of the service's messages
 
 
-class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
+@dataclass(slots=True)
+class Acks:
+    """When one agent is told which sample was applied last: a message costs as much as the sample it answers.
+
+    At once for a stream's first sample, and for the one after a device's event, which the agent keeps until then; else
+    seldom. Each acknowledges all samples before it.
+    """
+
+    awaited: bool = True
+    """The agent waits for one."""
+    due_at: float = 0.0
+
+    def due(self, now: float) -> bool:
+        """A sample was applied: is it to be acknowledged?"""
+        if not self.awaited and now < self.due_at:
+            return False
+        self.awaited, self.due_at = False, now + ACK_EVERY_S
+        return True
+
+
+class TelemetryService:
     """Feeds the fleet. A wrong message is answered by ending the stream with the field's name; nothing else changes."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._scanner = SampleScanner()
 
-    async def Connect(  # noqa: N802
-        self, request_iterator: AsyncIterator[pb.ConnectRequest], context: ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.ConnectResponse]:
-        """Hello first, then samples and events until the agent goes."""
-        fleet = self._scheduler.fleet
-        node: Node | None = None
-        connection, draining, resync_asked = 0, False, False
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """As generated code would, but messages come as bytes: of most no objects need be made."""
+        connect: grpc.RpcMethodHandler[bytes, pb.ConnectResponse] = grpc.stream_stream_rpc_method_handler(
+            self.Connect, response_serializer=pb.ConnectResponse.SerializeToString
+        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {"Connect": connect}),))
+
+    async def Connect(self, _: AsyncIterator[bytes], context: Context) -> None:  # noqa: N802  as in the protos
+        """Hello first, then samples and events until the agent goes. Reads by the context: an iterator costs more."""
+        session = _Session(self._scheduler, self._scanner, context)
         try:
-            async for message in _spoken(request_iterator):
-                kind = message.WhichOneof("message")
-                if kind == "hello":
-                    if node is not None and node.id != message.hello.node:
-                        raise InvalidField("hello.node", f"this stream speaks for {node.id!r}")
-                    node = await self._hello(message.hello)
-                    self._note_certificate(node, context)
-                    connection, resync_asked = node.connection, False
-                    yield pb.ConnectResponse(welcome=self._welcome())
-                elif node is None:
-                    raise InvalidField("hello", "must be the first message")
-                elif fleet.nodes.get(node.id) is not node:
-                    if (
-                        not resync_asked
-                    ):  # it was forgotten meanwhile; what is under way until the Hello counts for nothing
-                        resync_asked = True
-                        yield pb.ConnectResponse(resync=pb.Resync())
-                    continue
-                elif node.connection != connection:
-                    raise DuplicateNode(node.id)  # a newer stream speaks for it
-                elif kind == "sample":
-                    yield self._sample(node, message.sample)
-                else:
-                    self._event(node, message)
-                if draining != (node.state is SchedulingState.DRAINING):
-                    draining = not draining
-                    yield pb.ConnectResponse(drain=pb.Drain(draining=draining))
+            raw = await _first(context)
+            while raw is not grpc.aio.EOF:
+                await session.hear(raw)
+                raw = await context.read()
         except HeadwayError as error:
-            log.warning("agent_refused", node=node.id if node else "", reason=error.reason, problem=error.message)
+            log.warning("agent_refused", node=session.node_id, reason=error.reason, problem=error.message)
             raise
         finally:
-            if node is not None:
-                fleet.disconnect(node, connection)
-                log.info("agent_disconnected", node=node.id)
+            session.end()
+
+
+class _Session:
+    """One stream of an agent."""
+
+    def __init__(self, scheduler: Scheduler, scanner: SampleScanner, context: Context) -> None:
+        self._scheduler, self._scanner, self._context = scheduler, scanner, context
+        self._node: Node | None = None
+        self._connection = 0
+        self._draining = self._resync_asked = False
+        self._acks = Acks()
+        self._words = b""
+        """Of the newest sample."""
+
+    @property
+    def node_id(self) -> str:
+        """Whom it speaks for; empty: it has not said Hello."""
+        return "" if self._node is None else self._node.id
+
+    def end(self) -> None:
+        """The agent went."""
+        if self._node is not None:
+            self._scheduler.fleet.disconnect(self._node, self._connection)
+            log.info("agent_disconnected", node=self._node.id)
+
+    async def hear(self, raw: bytes) -> None:
+        """One message. Raises InvalidField, DuplicateNode."""
+        scanned = self._scanner.scan(raw)
+        sampled = scanned is not None and self._repeated(scanned)
+        if not sampled:
+            sampled = await self._understand(pb.ConnectRequest.FromString(raw), scanned)
+        node = self._node
+        if node is None:
+            return
+        if sampled and self._acks.due(node.heard_at):
+            await self._context.write(pb.ConnectResponse(ack=pb.Ack(sequence=node.sequence)))
+        if self._draining != (node.state is SchedulingState.DRAINING):
+            self._draining = not self._draining
+            await self._context.write(pb.ConnectResponse(drain=pb.Drain(draining=self._draining)))
+
+    def _repeated(self, scanned: Scanned) -> bool:
+        """Was it a sample with other numbers than the one before, and nothing else? Then it is applied."""
+        fleet, node = self._scheduler.fleet, self._node
+        if node is None or node.connection != self._connection or fleet.nodes.get(node.id) is not node:
+            return False
+        sequence, numbers, words, throttles = scanned
+        return fleet.apply_numbers(node, sequence, words, numbers, throttles, self._scheduler.clock())
+
+    async def _understand(self, message: pb.ConnectRequest, scanned: Scanned | None) -> bool:
+        """Any message; True: it was a sample of a node that this stream speaks for."""
+        node, kind = self._node, message.WhichOneof("message")
+        if kind == "hello":
+            await self._greet(message.hello)
+        elif node is None:
+            raise InvalidField("hello", "must be the first message")
+        elif self._scheduler.fleet.nodes.get(node.id) is not node:
+            # It was forgotten meanwhile; what is under way until the Hello counts for nothing.
+            if not self._resync_asked:
+                self._resync_asked = True
+                await self._context.write(pb.ConnectResponse(resync=pb.Resync()))
+        elif node.connection != self._connection:
+            raise DuplicateNode(node.id)  # a newer stream speaks for it
+        elif kind == "sample":
+            self._sample(node, message.sample, scanned)
+            return True
+        else:
+            self._event(node, message)
+            self._acks.awaited = self._acks.awaited or kind == "device_event"
+        return False
+
+    async def _greet(self, message: pb.Hello) -> None:
+        if self._node is not None and self._node.id != message.node:
+            raise InvalidField("hello.node", f"this stream speaks for {self._node.id!r}")
+        node = self._node = await self._hello(message)
+        self._note_certificate(node)
+        self._connection, self._resync_asked, self._acks = node.connection, False, Acks()
+        await self._context.write(pb.ConnectResponse(welcome=self._welcome()))
 
     async def _hello(self, message: pb.Hello) -> Node:
         scheduler = self._scheduler
@@ -107,8 +180,8 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         )
         return node
 
-    def _note_certificate(self, node: Node, context: ServicerContext[Any, Any]) -> None:
-        shown = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+    def _note_certificate(self, node: Node) -> None:
+        shown = next(iter(self._context.auth_context().get("x509_pem_cert", ())), None)
         expires = None if shown is None else expires_at(shown)
         if expires is None:
             self._scheduler.agent_certificates.pop(node.id, None)
@@ -134,10 +207,13 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         welcome.interval.FromMilliseconds(int(config.telemetry_interval_s * 1e3))
         return welcome
 
-    def _sample(self, node: Node, message: pb.Sample) -> pb.ConnectResponse:
-        scheduler = self._scheduler
-        scheduler.fleet.apply_sample(node, sample_from_proto(message), scheduler.clock())
-        return pb.ConnectResponse(ack=pb.Ack(sequence=node.sequence))
+    def _sample(self, node: Node, message: pb.Sample, scanned: Scanned | None) -> None:
+        fleet, sample = self._scheduler.fleet, sample_from_proto(message)
+        if not fleet.apply_sample(node, sample, self._scheduler.clock()):
+            return
+        before, self._words = self._words, b"" if scanned is None else scanned.words
+        if scanned is not None and scanned.words == before:
+            fleet.expect_numbers(node, sample, scanned.words, scanned.numbers)
 
     def _event(self, node: Node, message: pb.ConnectRequest) -> None:
         fleet, kind = self._scheduler.fleet, message.WhichOneof("message")
@@ -167,3 +243,11 @@ class TelemetryService(telemetry_pb2_grpc.TelemetryServicer):
         endpoint = node.endpoints.get(events.endpoint)
         if endpoint is not None:
             self._scheduler.core.apply_kv_events(endpoint, events)
+
+
+async def _first(context: Context) -> Any:  # a message, or gRPC's EOF
+    """What the agent says first. Raises InvalidField where nothing comes within `FIRST_WORD_S`."""
+    try:
+        return await asyncio.wait_for(context.read(), FIRST_WORD_S)
+    except TimeoutError:
+        raise InvalidField("hello", f"did not come within {FIRST_WORD_S:g} s") from None

@@ -24,14 +24,32 @@ def gpu(uuid="g", **fields):
     return pb.Device(uuid=uuid, kind=pb.DEVICE_KIND_GPU, memory_total_bytes=measured(100.0), **fields)
 
 
-async def test_welcome_and_acks(served):
+async def test_welcome(served):
     agent = await served.agent()
     welcome = agent.received[0].welcome
     assert (welcome.scheduler, welcome.epoch) == ("s1", served.scheduler.epoch)
     assert welcome.interval.nanos == 200_000_000
-    await agent.sample()
-    await agent.sample()
-    assert [m.ack.sequence for m in agent.received[1:]] == [1, 2]
+
+
+async def test_a_sample_is_acknowledged_at_once_where_an_agent_waits_for_it(served):
+    agent = await served.agent()
+    node = served.scheduler.fleet.nodes["n"]
+
+    def acknowledged():
+        return [m.ack.sequence for m in agent.received[1:] if m.HasField("ack")]
+
+    for number in (1, 2, 3):
+        await agent.send(sample=pb.Sample(sequence=number))
+    await eventually(lambda: node.sequence == 3)
+    await agent.send(device_event=pb.DeviceEvent(uuid="g", kind=pb.DEVICE_EVENT_KIND_XID, xid=79))
+    await agent.send(endpoint_change=pb.EndpointChange(endpoint=endpoint(3)))
+    for number in (4, 5):
+        await agent.send(sample=pb.Sample(sequence=number))
+    await eventually(lambda: node.sequence == 5)
+    await agent.hello(endpoint(1))
+    await agent.send(sample=pb.Sample(sequence=6))
+    await eventually(lambda: 6 in acknowledged())
+    assert acknowledged() == [1, 4, 6]
 
 
 async def test_hello_first(served):
@@ -130,6 +148,31 @@ async def test_values_that_are_no_numbers_are_unknown(served):
     assert answer.decision.strategy == "strategies/adaptive"
     assert answer.decision.fell_back_from == ""
     assert served.scheduler.fleet.columns.kv_capacity[0] > 0
+
+
+async def test_samples_of_the_same_words_are_seen_as_others_are(served):
+    agent = await served.agent("n", endpoint(1, device_uuids=["g"]), devices=[gpu()])
+    fleet = served.scheduler.fleet
+    said = []
+    for use, ready in ((0.1, True), (0.2, True), (0.3, True), (0.4, False), (0.5, False), (0.6, False), (0.7, True)):
+        device = pb.DeviceSample(uuid="g", utilization=measured(use), memory_used_bytes=measured(50.0))
+        await agent.sample(
+            pb.EngineSample(address="10.0.0.1:8000", ready=ready, kv_use=measured(use)), devices=[device]
+        )
+        found = fleet.find("10.0.0.1:8000")
+        assert found.ready is ready
+        assert (found.sample.kv_use.value, found.node.samples["g"].utilization.value) == (use, use)
+        assert (fleet.columns.kv_use[found.slot], fleet.columns.utilization[found.slot]) == (use, use)
+        said.append(found.node.readings is not None)
+    assert said == [False, True, True, False, True, True, False], "by numbers from the third of the same words on"
+
+
+async def test_bytes_that_are_no_message_end_the_stream(served):
+    call = served.channel.stream_stream("/headway.telemetry.v1.Telemetry/Connect")()
+    await call.write(b"\x12\xff")
+    with pytest.raises(grpc.aio.AioRpcError) as ended:
+        await call.read()
+    assert ended.value.code() is CODE.INTERNAL
 
 
 async def test_events_open_and_close_endpoints(served):

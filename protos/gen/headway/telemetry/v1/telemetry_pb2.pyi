@@ -687,6 +687,10 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Ack(_message.Message):
+    """All that was sent up to a sample is applied. At once after a stream's first sample and after the sample that follows a
+    device event; else about every 10 s, whatever the samples' pace.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
