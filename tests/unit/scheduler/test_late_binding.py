@@ -64,7 +64,7 @@ def state(rig):
     columns = {name: getattr(rig.columns, name).tolist() for name in (*BOOKED, "last_chosen")}
     holds = [(hold.work.key, hold.work.submitted_at, len(hold.waiters)) for hold in rig.dispatcher.holds]
     dispatcher = rig.dispatcher
-    return columns, holds, dispatcher.holds.tenants, dispatcher.routes, dispatcher._random.bit_generator.state
+    return columns, holds, dispatcher.holds.tenants, dispatcher.routes, dispatcher._chooser._random.bit_generator.state
 
 
 class TestWindow:
