@@ -10,6 +10,7 @@ at the end one JSON object.
 import asyncio
 import json
 import random
+import signal
 import sys
 import time
 from typing import Any, Final
@@ -133,15 +134,21 @@ async def _run(port: str, nodes: int, devices: int, engines: int, hz: float, sec
         await asyncio.gather(*(agent.connect(channels[number % _CHANNELS], metadata) for number, agent in some))
     calm_collector()
     print("ready", flush=True)
-    until, before = time.perf_counter() + seconds, time.process_time()
-    await asyncio.gather(*(agent.tell(1 / hz, until) for agent in agents))
-    cores = (time.process_time() - before) / seconds
+    began, before = time.perf_counter(), time.process_time()
+    telling = [asyncio.create_task(agent.tell(1 / hz, began + seconds)) for agent in agents]
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: [task.cancel() for task in telling])
+    for ended in await asyncio.gather(*telling, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended
+    took = time.perf_counter() - began
+    cores = (time.process_time() - before) / took
     lags = [lag for agent in agents for lag in agent.lags]
     late = [each for agent in agents for each in agent.late]
     for channel in channels:
         await channel.close()
     return {
         "samples": len(lags),
+        "seconds": took,
         "cpu_cores": cores,
         "lag_p99_ms": percentile(lags, 0.99) * 1e3,
         "late_p99_ms": percentile(late, 0.99) * 1e3,

@@ -7,6 +7,7 @@ is asked beside it, a few times a second: what it takes there is this machine's 
 """
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
@@ -28,6 +29,7 @@ __all__ = ["main"]
 
 _TTFT_MS: Final = 1.0
 _OUTPUT_TOKENS: Final = 100
+_LINGER_S: Final = 0.005
 _ECHOES_PER_S: Final = 100.0
 _ROUTE_STREAM: Final = "/headway.routing.v1.Router/RouteStream"
 _ROUTES: Final = pb.RouteStreamRequest.ROUTES_FIELD_NUMBER
@@ -46,13 +48,20 @@ def _reports(reservation_id: str, prompt_tokens: int) -> Iterator[pb.Report]:
 class _Load:
     """Requests until the time is over."""
 
-    def __init__(self, channel: Any, metadata: Any, seconds: float, requests: Sequence[pb.RouteRequest]) -> None:
+    def __init__(
+        self, channel: Any, metadata: Any, seconds: float, requests: Sequence[pb.RouteRequest], *, views: bool = True
+    ) -> None:
         self._channel, self._stub, self._metadata = channel, routing_pb2_grpc.RouterStub(channel), metadata
         self._all, self._requests = requests, cycle(requests)
-        self._until = time.perf_counter() + seconds
+        self._seconds, self._views = seconds, views
+        self._start()
         self._latencies: list[float] = []
         self._late: list[float] = []
-        self._failed = 0
+        self._failed = self._messages = 0
+
+    def _start(self) -> None:
+        self._began = time.perf_counter()
+        self._until = self._began + self._seconds
 
     async def unary(self, concurrency: int) -> None:
         """Callers, each with one request at a time."""
@@ -64,6 +73,8 @@ class _Load:
 
     async def paced_unary(self, rate: float) -> None:
         """Requests when they are due."""
+        await self._channel.channel_ready()
+        self._start()
         async with asyncio.TaskGroup() as calls:
             async for many in self._due(rate):
                 for _ in range(many):
@@ -97,13 +108,15 @@ class _Load:
             metadata=self._metadata
         )
         stream = _PacedStream(call, self._all)
+        await stream.open(self._views)
+        self._start()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(stream.write())
             tasks.create_task(stream.read())
             async for many in self._due(rate):
                 stream.route(many)
             stream.end()
-        self._latencies, self._failed = stream.latencies, stream.failed
+        self._latencies, self._failed, self._messages = stream.latencies, stream.failed, stream.messages
 
     async def stream(self, concurrency: int) -> None:
         """One stream: what the answers of a message call for becomes the next message."""
@@ -139,8 +152,9 @@ class _Load:
         while await call.read() is not grpc.aio.EOF:
             pass
 
-    def figures(self, took: float) -> Json:
-        """What came of it."""
+    def figures(self) -> Json:
+        """What came of it until now."""
+        took = time.perf_counter() - self._began
         found = {
             "requests": len(self._latencies),
             "failed": self._failed,
@@ -150,21 +164,27 @@ class _Load:
         }
         if self._late:
             found["late_p99_us"] = percentile(self._late, 0.99) * 1e6
+        if self._messages:
+            found["routes_a_message"] = len(self._latencies) / self._messages
         return found
 
 
 class _PacedStream:
-    """A RouteStream as the client library keeps it: what comes while a message is written becomes the next message."""
+    """A RouteStream as the client library keeps it, but cheap.
+
+    What comes while a message is written, and answered, becomes the next message; reports wait a little for requests.
+    """
 
     def __init__(self, call: Any, requests: Sequence[pb.RouteRequest]) -> None:
         self.latencies: list[float] = []
-        self.failed = 0
+        self.failed = self.messages = 0
         self._call = call
         self._requests = cycle([submessage(_REQUEST, each.SerializeToString()) for each in requests])
         self._numbers = count(1)
         self._began: dict[int, float] = {}
-        self._pieces: list[bytes] = []
-        self._news = asyncio.Event()
+        self._routes: list[bytes] = []
+        self._reports: list[bytes] = []
+        self._news, self._asked, self._heard = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._ended = False
 
     def route(self, many: int) -> None:
@@ -172,43 +192,63 @@ class _PacedStream:
         now = time.perf_counter()
         for number in (next(self._numbers) for _ in range(many)):
             self._began[number] = now
-            self._put(submessage(_ROUTES, number_field(_NUMBER, number) + next(self._requests)))
+            self._routes.append(submessage(_ROUTES, number_field(_NUMBER, number) + next(self._requests)))
+        self._news.set()
+        self._asked.set()
 
     def end(self) -> None:
         """Nothing more is asked for; what is, is still answered and reported."""
         self._ended = True
         self._news.set()
 
+    async def open(self, views: bool) -> None:
+        """Be welcomed, and told which endpoints there are, where there are `views`, as any data plane soon is."""
+        await self._call.write(b"")
+        while (found := await self._call.read()) is not grpc.aio.EOF:
+            if found.HasField("fail_open_view") or not views:
+                return
+
     async def write(self) -> None:
         """Write until everything is answered and reported."""
-        while not self._ended or self._began or self._pieces:
-            await self._news.wait()
+        while not self._ended or self._began or self._routes or self._reports:
+            if not self._routes and not self._reports and not self._ended:
+                await self._news.wait()
+            if not self._routes:
+                await _within(_LINGER_S, self._asked)
             self._news.clear()
-            if self._pieces:
-                message, self._pieces = b"".join(self._pieces), []
-                await self._call.write(message)
+            self._asked.clear()
+            routes, self._routes, reports, self._reports = self._routes, [], self._reports, []
+            if routes or reports:
+                self.messages += 1
+                self._heard.clear()
+                await self._call.write(b"".join(reports + routes))
+            if routes:
+                await _within(_LINGER_S, self._heard)
         await self._call.done_writing()
 
     async def read(self) -> None:
         """Take answers until the stream ends."""
         while (found := await self._call.read()) is not grpc.aio.EOF:
             now = time.perf_counter()
+            self._heard.set()
             for answer in found.answers:
                 self.latencies.append(now - self._began.pop(answer.correlation_id))
                 if answer.HasField("error"):
                     self.failed += 1
-                    self._news.set()
                 else:
                     response = answer.response
-                    for report in _reports(response.reservation_id, response.decision.prompt_tokens):
-                        self._put(submessage(_REPORTS, report.SerializeToString()))
+                    reports = _reports(response.reservation_id, response.decision.prompt_tokens)
+                    self._reports.extend(submessage(_REPORTS, each.SerializeToString()) for each in reports)
+            self._news.set()
         self.failed += len(self._began)
         self._began.clear()
         self._news.set()
 
-    def _put(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._news.set()
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _request(prompt: bytes, kind: str) -> pb.RouteRequest:
@@ -236,16 +276,17 @@ async def _run(
         grpc.aio.insecure_channel(f"127.0.0.1:{echo_port}") as echo_channel,
     ):
         began, before = time.perf_counter(), time.process_time()
-        load, echo = (_Load(each, metadata, seconds, requests) for each in (channel, echo_channel))
+        load = _Load(channel, metadata, seconds, requests)
+        echo = _Load(echo_channel, metadata, seconds, requests, views=False)
         if rate:
             paced = _Load.paced_stream if mode == "stream" else _Load.paced_unary
             await asyncio.gather(paced(load, rate), *([paced(echo, _ECHOES_PER_S)] if echo_port else []))
         else:
             await (load.stream if mode == "stream" else load.unary)(concurrency)
-        took = time.perf_counter() - began
-        found = load.figures(took) | {"cpu_cores": (time.process_time() - before) / took}
+        cores = (time.process_time() - before) / (time.perf_counter() - began)
+        found = load.figures() | {"cpu_cores": cores}
         if echo_port:
-            found["echo"] = echo.figures(took)
+            found["echo"] = echo.figures()
         return found
 
 

@@ -31,6 +31,7 @@ __all__ = ["MixedSettings", "TelemetrySettings", "agents_process", "measure_mixe
 
 _SETTLE_S: Final = 2.0
 _WRITE_S: Final = 0.5
+_UNTIL_TOLD_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,7 @@ async def measure_mixed(settings: MixedSettings) -> Json:
         pid, port = await stack.enter_async_context(scheduler_process(directory, auth=True))
         _, echo_port = await stack.enter_async_context(serving("headway_bench.echo"))
         fleet_settings = TelemetrySettings(settings.nodes, settings.devices, settings.engines, 1.0)
-        lasts = settings.seconds + 2 * _SETTLE_S
-        fleet = await stack.enter_async_context(agents_process(port, fleet_settings, lasts))
+        fleet = await stack.enter_async_context(agents_process(port, fleet_settings, _UNTIL_TOLD_S))
         writing = asyncio.create_task(_write(port))
         stack.callback(writing.cancel)
         await asyncio.sleep(_SETTLE_S)
@@ -104,12 +104,14 @@ async def measure_mixed(settings: MixedSettings) -> Json:
         cores = (cpu_s(pid) - before) / settings.seconds
         if writing.done():
             writing.result()
+        fleet.terminate()  # not before: agents that go away all at once are another load than this
         agents = await _result(fleet)
     if routed["failed"]:
         raise BenchError(f"of {routed['requests']} requests {routed['failed']} failed")
     return {
         "settings": asdict(settings),
-        "route": _latency(routed) | {"cpu_cores": round(cores, 3)},
+        "route": _latency(routed)
+        | {"routes_a_message": round(routed.get("routes_a_message", 1.0), 2), "cpu_cores": round(cores, 3)},
         "echo": _latency(routed["echo"]),
         "load": {
             "route_late_p99_us": round(routed["late_p99_us"], 1),
@@ -119,7 +121,7 @@ async def measure_mixed(settings: MixedSettings) -> Json:
         },
         "telemetry": {
             "lag_p99_ms": round(agents["lag_p99_ms"], 2),
-            "samples_of_wanted": round(agents["samples"] / (settings.nodes * lasts), 3),
+            "samples_of_wanted": round(agents["samples"] / (settings.nodes * agents["seconds"]), 3),
         },
     }
 
