@@ -100,7 +100,8 @@ def build(into: Path, work: Path) -> None:
     from setuptools import Distribution
 
     os.chdir(SERVICES)
-    arguments = [f"--config-file={ROOT / 'pyproject.toml'}", *(str(path) for path in modules().values())]
+    options = (f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={ROOT / '.mypy_cache'}")
+    arguments = [*options, *(str(path) for path in modules().values())]
     extensions = mypycify(arguments, opt_level="2", debug_level="0", target_dir=str(work / "c"), group_name="headway")
     distribution = Distribution({"name": "headway", "ext_modules": extensions})
     command = distribution.get_command_obj("build_ext")

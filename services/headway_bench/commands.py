@@ -198,12 +198,18 @@ def mixed(
     devices: DevicesOption = 8,
     engines: EnginesOption = 8,
     rate: Annotated[float, typer.Option(min=1.0, max=100_000.0, help="Routes a second.")] = 1000.0,
+    mode: Annotated[
+        Mode, typer.Option(help="One coalesced stream, or calls: Route and Report for each.")
+    ] = Mode.STREAM,
     prompt_bytes: PromptOption = 2048,
     seconds: SecondsOption = 10.0,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Routes at a fixed rate, while a fleet of agents streams and an admin writes: their latency."""
-    _print(_found(measure_mixed(MixedSettings(nodes, devices, engines, rate, prompt_bytes, seconds))), output)
+    """Routes at a fixed rate, while a fleet of agents streams and an admin writes: their latency, and the machine's."""
+    if mode is Mode.INPROC:
+        raise typer.BadParameter("inproc has no agents", param_hint="--mode")
+    settings = MixedSettings(nodes, devices, engines, rate, mode.value, prompt_bytes, seconds)
+    _print(_found(measure_mixed(settings)), output)
 
 
 def _found(measuring: Awaitable[T]) -> T:

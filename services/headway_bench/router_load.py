@@ -1,14 +1,17 @@
-"""A data plane that does nothing else: it routes, and reports first tokens and ends, as fast as it is answered.
+"""A data plane that does nothing else: it routes, and reports first tokens and ends.
 
-`python -m headway_bench.router_load PORT MODE CONCURRENCY SECONDS PROMPT_BYTES TOKEN RATE KIND` prints a JSON object.
-RATE: routes a second, in unary mode; 0: as many as are answered. KIND of prompts: `text`, or `tokens`: bytes as ids.
+`python -m headway_bench.router_load PORT MODE CONCURRENCY SECONDS PROMPT_BYTES TOKEN RATE KIND [ECHO_PORT]` prints a
+JSON object. RATE 0: CONCURRENCY requests at a time, as fast as they are answered; else so many a second, sent when they
+are due, whatever is answered by then. KIND of prompts: `text`, or `tokens`: bytes as ids. ECHO_PORT: a bare echo, which
+is asked beside it, a few times a second: what it takes there is this machine's and this process's own.
 """
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import count, cycle
 from typing import Any, Final
 
@@ -18,12 +21,21 @@ from headway.routing.v1 import routing_pb2 as pb
 from headway.routing.v1 import routing_pb2_grpc
 
 from headway_bench.figures import Json, percentile
+from headway_bench.processes import calm_collector
 from headway_bench.prompts import prompts_of
+from headway_bench.wire import number_field, submessage
 
 __all__ = ["main"]
 
 _TTFT_MS: Final = 1.0
 _OUTPUT_TOKENS: Final = 100
+_LINGER_S: Final = 0.005
+_ECHOES_PER_S: Final = 100.0
+_ROUTE_STREAM: Final = "/headway.routing.v1.Router/RouteStream"
+_ROUTES: Final = pb.RouteStreamRequest.ROUTES_FIELD_NUMBER
+_REPORTS: Final = pb.RouteStreamRequest.REPORTS_FIELD_NUMBER
+_NUMBER: Final = pb.RouteCall.CORRELATION_ID_FIELD_NUMBER
+_REQUEST: Final = pb.RouteCall.REQUEST_FIELD_NUMBER
 
 
 def _reports(reservation_id: str, prompt_tokens: int) -> Iterator[pb.Report]:
@@ -34,46 +46,86 @@ def _reports(reservation_id: str, prompt_tokens: int) -> Iterator[pb.Report]:
 
 
 class _Load:
-    """`concurrency` requests in flight until the time is over."""
+    """Requests until the time is over."""
 
     def __init__(
-        self, stub: Any, metadata: Any, concurrency: int, seconds: float, requests: Iterable[pb.RouteRequest]
+        self, channel: Any, metadata: Any, seconds: float, requests: Sequence[pb.RouteRequest], *, views: bool = True
     ) -> None:
-        self._stub, self._metadata, self._concurrency = stub, metadata, concurrency
-        self._requests = cycle(requests)
-        self._until = time.perf_counter() + seconds
+        self._channel, self._stub, self._metadata = channel, routing_pb2_grpc.RouterStub(channel), metadata
+        self._all, self._requests = requests, cycle(requests)
+        self._seconds, self._views = seconds, views
+        self._start()
         self._latencies: list[float] = []
-        self._failed = 0
+        self._late: list[float] = []
+        self._failed = self._messages = 0
 
-    async def unary(self, rate: float) -> None:
+    def _start(self) -> None:
+        self._began = time.perf_counter()
+        self._until = self._began + self._seconds
+
+    async def unary(self, concurrency: int) -> None:
+        """Callers, each with one request at a time."""
+        await asyncio.gather(*(self._caller() for _ in range(concurrency)))
+
+    async def _caller(self) -> None:
+        while time.perf_counter() < self._until:
+            await self._call(time.perf_counter())
+
+    async def paced_unary(self, rate: float) -> None:
+        """Requests when they are due."""
+        await self._channel.channel_ready()
+        self._start()
+        async with asyncio.TaskGroup() as calls:
+            async for many in self._due(rate):
+                for _ in range(many):
+                    calls.create_task(self._call(time.perf_counter()))
+
+    async def _call(self, began: float) -> None:
         """A Route call, and one Report call with both of its reports."""
-        await asyncio.gather(*(self._caller(number, rate) for number in range(self._concurrency)))
+        try:
+            answer = await self._stub.Route(next(self._requests), metadata=self._metadata)
+            self._latencies.append(time.perf_counter() - began)
+            reports = _reports(answer.reservation_id, answer.decision.prompt_tokens)
+            await self._stub.Report(pb.ReportRequest(reports=reports), metadata=self._metadata)
+        except grpc.aio.AioRpcError:
+            self._failed += 1
 
-    async def _caller(self, number: int, rate: float) -> None:
-        interval = self._concurrency / rate if rate else 0.0
-        due = time.perf_counter() + interval * number / self._concurrency
-        while (now := time.perf_counter()) < self._until:
-            if rate:
-                if due > now:
-                    await asyncio.sleep(due - now)
-                due += interval
-            began = time.perf_counter()
-            try:
-                answer = await self._stub.Route(next(self._requests), metadata=self._metadata)
-                self._latencies.append(time.perf_counter() - began)
-                reports = _reports(answer.reservation_id, answer.decision.prompt_tokens)
-                await self._stub.Report(pb.ReportRequest(reports=reports), metadata=self._metadata)
-            except grpc.aio.AioRpcError:
-                self._failed += 1
+    async def _due(self, rate: float) -> AsyncIterator[int]:
+        """How many are to be sent now, again and again; remembers how late that is."""
+        due = time.perf_counter()
+        while due < self._until:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            now, many = time.perf_counter(), 0
+            while due <= now and due < self._until:
+                self._late.append(now - due)
+                due, many = due + 1 / rate, many + 1
+            if many:
+                yield many
 
-    async def stream(self) -> None:
+    async def paced_stream(self, rate: float) -> None:
+        """One stream: requests when they are due, reports when they are answered."""
+        call = self._channel.stream_stream(_ROUTE_STREAM, response_deserializer=pb.RouteStreamResponse.FromString)(
+            metadata=self._metadata
+        )
+        stream = _PacedStream(call, self._all)
+        await stream.open(self._views)
+        self._start()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(stream.write())
+            tasks.create_task(stream.read())
+            async for many in self._due(rate):
+                stream.route(many)
+            stream.end()
+        self._latencies, self._failed, self._messages = stream.latencies, stream.failed, stream.messages
+
+    async def stream(self, concurrency: int) -> None:
         """One stream: what the answers of a message call for becomes the next message."""
         call = self._stub.RouteStream(metadata=self._metadata)
         numbers, began = count(1), {}
         message = pb.RouteStreamRequest()
         open_calls = 0
         while True:
-            while open_calls < self._concurrency and time.perf_counter() < self._until:
+            while open_calls < concurrency and time.perf_counter() < self._until:
                 number = next(numbers)
                 began[number] = time.perf_counter()
                 message.routes.add(correlation_id=number, request=next(self._requests))
@@ -100,15 +152,103 @@ class _Load:
         while await call.read() is not grpc.aio.EOF:
             pass
 
-    def figures(self, took: float) -> Json:
-        """What came of it."""
-        return {
+    def figures(self) -> Json:
+        """What came of it until now."""
+        took = time.perf_counter() - self._began
+        found = {
             "requests": len(self._latencies),
             "failed": self._failed,
             "requests_per_s": len(self._latencies) / took,
             "p50_us": percentile(self._latencies, 0.5) * 1e6,
             "p99_us": percentile(self._latencies, 0.99) * 1e6,
         }
+        if self._late:
+            found["late_p99_us"] = percentile(self._late, 0.99) * 1e6
+        if self._messages:
+            found["routes_a_message"] = len(self._latencies) / self._messages
+        return found
+
+
+class _PacedStream:
+    """A RouteStream as the client library keeps it, but cheap.
+
+    What comes while a message is written, and answered, becomes the next message; reports wait a little for requests.
+    """
+
+    def __init__(self, call: Any, requests: Sequence[pb.RouteRequest]) -> None:
+        self.latencies: list[float] = []
+        self.failed = self.messages = 0
+        self._call = call
+        self._requests = cycle([submessage(_REQUEST, each.SerializeToString()) for each in requests])
+        self._numbers = count(1)
+        self._began: dict[int, float] = {}
+        self._routes: list[bytes] = []
+        self._reports: list[bytes] = []
+        self._news, self._asked, self._heard = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._ended = False
+
+    def route(self, many: int) -> None:
+        """Ask for so many endpoints, from now on."""
+        now = time.perf_counter()
+        for number in (next(self._numbers) for _ in range(many)):
+            self._began[number] = now
+            self._routes.append(submessage(_ROUTES, number_field(_NUMBER, number) + next(self._requests)))
+        self._news.set()
+        self._asked.set()
+
+    def end(self) -> None:
+        """Nothing more is asked for; what is, is still answered and reported."""
+        self._ended = True
+        self._news.set()
+
+    async def open(self, views: bool) -> None:
+        """Be welcomed, and told which endpoints there are, where there are `views`, as any data plane soon is."""
+        await self._call.write(b"")
+        while (found := await self._call.read()) is not grpc.aio.EOF:
+            if found.HasField("fail_open_view") or not views:
+                return
+
+    async def write(self) -> None:
+        """Write until everything is answered and reported."""
+        while not self._ended or self._began or self._routes or self._reports:
+            if not self._routes and not self._reports and not self._ended:
+                await self._news.wait()
+            if not self._routes:
+                await _within(_LINGER_S, self._asked)
+            self._news.clear()
+            self._asked.clear()
+            routes, self._routes, reports, self._reports = self._routes, [], self._reports, []
+            if routes or reports:
+                self.messages += 1
+                self._heard.clear()
+                await self._call.write(b"".join(reports + routes))
+            if routes:
+                await _within(_LINGER_S, self._heard)
+        await self._call.done_writing()
+
+    async def read(self) -> None:
+        """Take answers until the stream ends."""
+        while (found := await self._call.read()) is not grpc.aio.EOF:
+            now = time.perf_counter()
+            self._heard.set()
+            for answer in found.answers:
+                self.latencies.append(now - self._began.pop(answer.correlation_id))
+                if answer.HasField("error"):
+                    self.failed += 1
+                else:
+                    response = answer.response
+                    reports = _reports(response.reservation_id, response.decision.prompt_tokens)
+                    self._reports.extend(submessage(_REPORTS, each.SerializeToString()) for each in reports)
+            self._news.set()
+        self.failed += len(self._began)
+        self._began.clear()
+        self._news.set()
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 def _request(prompt: bytes, kind: str) -> pb.RouteRequest:
@@ -118,22 +258,43 @@ def _request(prompt: bytes, kind: str) -> pb.RouteRequest:
 
 
 async def _run(
-    port: str, mode: str, concurrency: int, seconds: float, prompt_bytes: int, token: str, rate: float, kind: str
+    port: str,
+    mode: str,
+    concurrency: int,
+    seconds: float,
+    prompt_bytes: int,
+    token: str,
+    rate: float,
+    kind: str,
+    echo_port: str,
 ) -> Json:
     metadata = (("authorization", f"Bearer {token}"),) if token else None
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = routing_pb2_grpc.RouterStub(channel)
-        requests = [_request(prompt, kind) for prompt in prompts_of(prompt_bytes)]
-        began = time.perf_counter()
-        load = _Load(stub, metadata, concurrency, seconds, requests)
-        await (load.stream() if mode == "stream" else load.unary(rate))
-        return load.figures(time.perf_counter() - began)
+    requests = [_request(prompt, kind) for prompt in prompts_of(prompt_bytes)]
+    calm_collector()
+    async with (
+        grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        grpc.aio.insecure_channel(f"127.0.0.1:{echo_port}") as echo_channel,
+    ):
+        began, before = time.perf_counter(), time.process_time()
+        load = _Load(channel, metadata, seconds, requests)
+        echo = _Load(echo_channel, metadata, seconds, requests, views=False)
+        if rate:
+            paced = _Load.paced_stream if mode == "stream" else _Load.paced_unary
+            await asyncio.gather(paced(load, rate), *([paced(echo, _ECHOES_PER_S)] if echo_port else []))
+        else:
+            await (load.stream if mode == "stream" else load.unary)(concurrency)
+        cores = (time.process_time() - before) / (time.perf_counter() - began)
+        found = load.figures() | {"cpu_cores": cores}
+        if echo_port:
+            found["echo"] = echo.figures()
+        return found
 
 
 def main() -> None:
     """Run as the arguments say."""
-    port, mode, concurrency, seconds, prompt_bytes, token, rate, kind = sys.argv[1:]
-    found = _run(port, mode, int(concurrency), float(seconds), int(prompt_bytes), token, float(rate), kind)
+    port, mode, concurrency, seconds, prompt_bytes, token, rate, kind, *echo = sys.argv[1:]
+    echo_port = echo[0] if echo else ""
+    found = _run(port, mode, int(concurrency), float(seconds), int(prompt_bytes), token, float(rate), kind, echo_port)
     print(json.dumps(uvloop.run(found)))
 
 

@@ -16,13 +16,22 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from headway.admin.v1 import admin_pb2, admin_pb2_grpc
 
 from headway_bench.figures import BenchError, Json
-from headway_bench.processes import ADMIN_TOKEN, ROUTER_TOKEN, cpu_s, ended, python, run_json, scheduler_process
+from headway_bench.processes import (
+    ADMIN_TOKEN,
+    ROUTER_TOKEN,
+    cpu_s,
+    ended,
+    python,
+    run_json,
+    scheduler_process,
+    serving,
+)
 
 __all__ = ["MixedSettings", "TelemetrySettings", "agents_process", "measure_mixed", "measure_telemetry"]
 
 _SETTLE_S: Final = 2.0
 _WRITE_S: Final = 0.5
-_CALLERS: Final = 32
+_UNTIL_TOLD_S: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +47,13 @@ class TelemetrySettings:
 
 @dataclass(frozen=True, slots=True)
 class MixedSettings:
-    """Such a fleet, and `rate` Routes a second meanwhile."""
+    """Such a fleet, and `rate` Routes a second meanwhile: on one stream (`stream`), or by calls (`unary`)."""
 
     nodes: int = 1250
     devices: int = 8
     engines: int = 8
     rate: float = 1000.0
+    mode: str = "stream"
     prompt_bytes: int = 2048
     seconds: float = 10.0
 
@@ -71,34 +81,53 @@ async def measure_telemetry(settings: TelemetrySettings) -> Json:
 
 
 async def measure_mixed(settings: MixedSettings) -> Json:
-    """Latency of Routes at a fixed rate, while a fleet streams and an admin writes twice a second."""
+    """Latency of Routes at a fixed rate, while a fleet streams and an admin writes twice a second.
+
+    `echo`: of a bare gRPC echo that the same process asks meanwhile, and `load`: how late requests and samples were
+    sent. What is there is not the scheduler's.
+    """
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headway-bench-")))
         pid, port = await stack.enter_async_context(scheduler_process(directory, auth=True))
+        _, echo_port = await stack.enter_async_context(serving("headway_bench.echo"))
         fleet_settings = TelemetrySettings(settings.nodes, settings.devices, settings.engines, 1.0)
-        fleet = await stack.enter_async_context(agents_process(port, fleet_settings, settings.seconds + 2 * _SETTLE_S))
+        fleet = await stack.enter_async_context(agents_process(port, fleet_settings, _UNTIL_TOLD_S))
         writing = asyncio.create_task(_write(port))
         stack.callback(writing.cancel)
         await asyncio.sleep(_SETTLE_S)
         before = cpu_s(pid)
         routed = await run_json(
             "headway_bench.router_load",
-            *(port, "unary", _CALLERS, settings.seconds, settings.prompt_bytes, ROUTER_TOKEN, settings.rate, "text"),
+            *(port, settings.mode, 0, settings.seconds, settings.prompt_bytes, ROUTER_TOKEN, settings.rate, "text"),
+            echo_port,
         )
         cores = (cpu_s(pid) - before) / settings.seconds
         if writing.done():
             writing.result()
+        fleet.terminate()  # not before: agents that go away all at once are another load than this
         agents = await _result(fleet)
     if routed["failed"]:
         raise BenchError(f"of {routed['requests']} requests {routed['failed']} failed")
     return {
         "settings": asdict(settings),
-        "requests_per_s": round(routed["requests_per_s"], 1),
-        "p50_us": round(routed["p50_us"], 1),
-        "p99_us": round(routed["p99_us"], 1),
-        "cpu_cores": round(cores, 3),
-        "lag_p99_ms": round(agents["lag_p99_ms"], 2),
+        "route": _latency(routed)
+        | {"routes_a_message": round(routed.get("routes_a_message", 1.0), 2), "cpu_cores": round(cores, 3)},
+        "echo": _latency(routed["echo"]),
+        "load": {
+            "route_late_p99_us": round(routed["late_p99_us"], 1),
+            "sample_late_p99_us": round(agents["late_p99_ms"] * 1e3, 1),
+            "agents_cores": round(agents["cpu_cores"], 3),
+            "router_cores": round(routed["cpu_cores"], 3),
+        },
+        "telemetry": {
+            "lag_p99_ms": round(agents["lag_p99_ms"], 2),
+            "samples_of_wanted": round(agents["samples"] / (settings.nodes * agents["seconds"]), 3),
+        },
     }
+
+
+def _latency(found: Json) -> Json:
+    return {name: round(found[name], 1) for name in ("requests_per_s", "p50_us", "p99_us")}
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,7 @@
 """One stream at a time, to one scheduler of several."""
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,9 @@ SILENT_FOR_S = 5.0
 """So long a target that did not answer is passed over, while another one answers at all."""
 _STANDBY_PAUSE_S = 0.1
 """A standby that answers may lead in a moment: it is asked again at least this often."""
+
+_ANSWER_S = 0.005
+"""So long a message may wait for the answer to the one before."""
 
 _CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -87,6 +91,7 @@ class Connection:
         self._clock = clock
         self._backoff = Backoff(rng, options.backoff_initial_s, options.backoff_max_s)
         self._leaving: asyncio.Future[None] | None = None
+        self._heard = asyncio.Event()
         self._target = self._targets[0]
         self._silent_until: dict[str, float] = {}
         self._met_standby = False
@@ -238,16 +243,28 @@ class Connection:
 
     async def _read(self, stream: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
         while isinstance(message := await stream.read(), pb.RouteStreamResponse):
+            self._heard.set()
             self._listener.received(message)
 
     async def _write(self, stream: "grpc.aio.StreamStreamCall[Any, Any]") -> None:
         try:
             while (message := await self._outbox.next_message(self._clock)) is not None:
+                self._heard.clear()
                 await stream.write(message)
+                if message.routes:
+                    await self._answered()
             await stream.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # A stream that cannot be written has ended: its reader says how.
             self._outbox.unsend()
+
+    async def _answered(self) -> None:
+        """Wait until the scheduler says something, but not long: what it has not read yet it reads no sooner in more
+        messages, and each of them costs it as much as what is in them.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ANSWER_S):
+                await self._heard.wait()
 
 
 def _resolve(leaving: asyncio.Future[None] | None) -> None:

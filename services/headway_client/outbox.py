@@ -1,9 +1,11 @@
 """What waits to be written to the stream, and how it coalesces.
 
-There is no timer: what arrived while the last message was being written is the next message.
+What arrives while the last message is being written, and answered, is the next message. A lone request never waits;
+a report waits a few milliseconds for one to travel with.
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ __all__ = ["Call", "Outbox"]
 
 _MESSAGE_BYTES = 1 << 20
 """A message is closed once it is this long; a single longer item still travels, alone."""
+_LINGER_S = 0.005
 _REMEMBERED_REPORTS = 10_000
 _REPEAT_WITHIN_S = 5.0
 _DEFAULT_HOLD_S = 30.0
@@ -148,11 +151,20 @@ class Outbox:
                 return None
             self._wake.clear()
             await self._wake.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                while not self._is_awaited() and not self._closed:
+                    self._wake.clear()
+                    await self._wake.wait()
         return self._take(clock())
 
     def _has_work(self) -> bool:
+        return bool(self._reports or self._stamped or self._is_awaited())
+
+    def _is_awaited(self) -> bool:
+        """Is there something whose answer somebody waits for?"""
         routes = bool(self._routes) and not self._paused
-        return bool(routes or self._reports or self._stamped or self._cancels or self._resumes or self._ping)
+        return bool(routes or self._cancels or self._resumes or self._ping)
 
     def _take(self, now: float) -> pb.RouteStreamRequest:
         message = pb.RouteStreamRequest(cancels=self._cancels)

@@ -33,6 +33,7 @@ from headway_scheduler.errors import (
 )
 from headway_scheduler.fleet.ledger import EndCause
 from headway_scheduler.leadership import Leadership, LeadershipThread, Standing, lease_clock
+from headway_scheduler.learned_state import LearnedState
 from headway_scheduler.metrics.counts import Counts
 from headway_scheduler.record.export import Export
 from headway_scheduler.record.recorder import observe
@@ -50,6 +51,8 @@ _PRUNE_S: Final = 3600.0
 _GROWN: Final = 1.25
 """A fleet that is larger by this is looked at as new."""
 _EXPORT_S: Final = 1.0
+_SAVE_PAUSE_S: Final = 0.01
+"""Between parts of what was learned, each of which takes about a millisecond to make."""
 _RESTART_S: Final = 1.0
 _RETRY_S: Final = 0.5
 _HANGS_S: Final = 10.0
@@ -144,6 +147,7 @@ class Scheduler:
         self.schema_revision = ""
         self.agent_certificates: dict[str, float] = {}
         """When those end that agents showed, by node, in seconds since 1970."""
+        self.learned = LearnedState(store, {"cost_model": self.costs, "history": self.history})
         self.record = Record(RecordConfig(config.record_decisions, config.record_bytes))
         self.counts = Counts(config.metrics_series)
         self.recorder = observe(self.core, self.record, self.counts, time.perf_counter, time.time)
@@ -347,7 +351,7 @@ class Scheduler:
         while True:
             await asyncio.sleep(self.config.save_interval_s)
             try:
-                await self._save()
+                await self._save(_SAVE_PAUSE_S)
             except StoreDown as error:
                 log.warning("learned_state_not_saved", problem=error.message)
             self._spare_the_fleet()
@@ -376,27 +380,22 @@ class Scheduler:
                     await self.store.forget_usage(datetime.now(UTC) - kept)
             await asyncio.sleep(_PRUNE_S)
 
-    async def _save(self) -> None:
-        await self._save_learned()
+    async def _save(self, pause_s: float = 0.0) -> None:
+        await self._save_learned(pause_s)
         await self.usage.flush(self.store)
         await self._save_discovered()
 
-    async def _save_learned(self) -> None:
+    async def _save_learned(self, pause_s: float) -> None:
         """What the leader learned; once another leads, what it learned counts."""
         if not self.leadership.leads():
             return
+        epoch = self.leadership.epoch
         try:
-            await self.store.save_learned(await self._learned(), epoch=self.leadership.epoch)
+            quotas = self.dispatcher.quotas.dump(self.clock(), time.time())
+            await self.store.save_learned({_QUOTAS_KEY: quotas}, epoch=epoch)
+            await self.learned.save(epoch, pause_s)
         except Standby as error:
             log.warning("learned_state_refused", problem=error.message)
-
-    async def _learned(self) -> dict[str, bytes]:
-        costs = bytearray()
-        for part in self.costs.dumping():
-            costs += part
-            await asyncio.sleep(0)  # let decisions pass
-        quotas = self.dispatcher.quotas.dump(self.clock(), time.time())
-        return {"cost_model": bytes(costs), "history": self.history.dump(), _QUOTAS_KEY: quotas}
 
     async def _save_discovered(self) -> None:
         """Add the models that agents report to the catalogue; what fails now is tried again with the next save."""
@@ -418,12 +417,7 @@ class Scheduler:
                 self.dispatcher.quotas.restore(learned[_QUOTAS_KEY], self.clock(), time.time())
             except ValueError as error:
                 log.warning("learned_state_ignored", key=_QUOTAS_KEY, problem=str(error))
-        for key, part in (("cost_model", self.costs), ("history", self.history)):
-            if key in learned:
-                try:
-                    part.restore(learned[key])
-                except ValueError as error:
-                    log.warning("learned_state_ignored", key=key, problem=str(error))
+        self.learned.restore(learned)
 
     def _wake(self) -> None:
         """Make a pass over the holds soon: once, however many ask for it."""

@@ -1,7 +1,6 @@
 """One scheduler process, from its store to its ports and back."""
 
 import asyncio
-import gc
 import json
 import logging
 import secrets
@@ -18,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.bootstrap import create_first_admin, create_missing
+from headway_scheduler.collector import calm_collector, collect_garbage
 from headway_scheduler.config import Config
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.http import HttpServer
@@ -85,7 +85,9 @@ async def serve(config: Config) -> None:
         grpc_server = GrpcServer(scheduler, config)
         with _step(f"listen {config.listen}"):
             await grpc_server.start()
-        _calm_collector()
+        calm_collector()
+        collecting = asyncio.create_task(collect_garbage())
+        closers.callback(collecting.cancel)
         ports = {"grpc": grpc_server.port, "http": http.port}
         if config.listen_mtls:
             ports["mtls"] = grpc_server.mtls_port
@@ -101,16 +103,6 @@ async def serve(config: Config) -> None:
 
 def _lock(config: Config, url: str, epoch: str) -> PostgresLeaderLock | None:
     return PostgresLeaderLock(url, f"{config.name}.{epoch}", config.lease_s) if config.standby else None
-
-
-def _calm_collector() -> None:
-    """Look for cycles rarely, and never among what was made at the start: calls leave next to none behind them.
-
-    By Python's own thresholds the collector took 70 µs of every routed request.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @contextmanager

@@ -461,6 +461,12 @@ async def test_learned_state_is_kept(store: PostgresStore, other: PostgresStore)
     await store.save_learned({"cost/b": b"2"})
     await store.save_learned({})
     assert await other.load_learned() == {"cost/a": b"\x00\xff", "cost/b": b"2"}
+    many = {f"many/{number}": bytes([number]) * 1000 for number in range(64)}
+    await store.save_learned(many)
+    assert await other.load_learned() == {"cost/a": b"\x00\xff", "cost/b": b"2"} | many
+    await store.forget_learned([*many, "cost/a", "never/there"])
+    await store.forget_learned([])
+    assert await other.load_learned() == {"cost/b": b"2"}
 
 
 async def test_usage_adds_up(store: PostgresStore, other: PostgresStore) -> None:

@@ -59,6 +59,10 @@ class MemoryStore:
     async def save_learned(self, states, *, epoch=None):
         self.learned.update(states)
 
+    async def forget_learned(self, keys, *, epoch=None):
+        for key in keys:
+            self.learned.pop(key, None)
+
     async def keep_learned(self, key, state):
         return self.learned.setdefault(key, state)
 

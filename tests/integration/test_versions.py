@@ -6,6 +6,7 @@ revision that there ever was. docs/operations.md, Upgrades, says what is promise
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from fakes.postgres import connect
 from fakes.scheduler import serving
@@ -15,6 +16,8 @@ from headway.admin.v1 import admin_pb2
 from headway.fleet.v1 import fleet_pb2
 from headway.routing.v1 import routing_pb2
 from headway.telemetry.v1 import telemetry_pb2
+from headway_scheduler.domain.request import TaskClass
+from headway_scheduler.learning.history import History
 from headway_scheduler.store import migrate
 from headway_scheduler.store.base import Write
 from headway_scheduler.store.postgres import PostgresStore
@@ -141,6 +144,20 @@ async def test_yesterdays_scheduler_writes_and_reads_todays_database(database_ur
         assert (await store.load()).bypasses("acme")
     finally:
         await store.close()
+
+
+async def test_what_yesterdays_scheduler_learned_is_known_today_and_goes_into_parts(database_url):
+    history = History()
+    history.finished("default", "m", TaskClass.CHAT, 77, 1.5)
+    store = PostgresStore(database_url)
+    await store.save_learned({"cost_model": b'{"format":1,"endpoints":{}}', "history": history.dump()})
+    async with serving(database_url) as served:
+        assert served.scheduler.history.dump() == history.dump()
+    learned = await store.load_learned()
+    await store.close()
+    assert not {"cost_model", "history"} & set(learned)
+    async with serving(database_url) as served:
+        assert msgspec.json.decode(served.scheduler.history.dump()) == msgspec.json.decode(history.dump())
 
 
 def _insert_tenant(connection, name):

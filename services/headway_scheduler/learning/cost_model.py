@@ -5,7 +5,7 @@ are written into the fleet's columns, where strategies read them.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,7 @@ import numpy as np
 from headway_scheduler.domain.report import Usage
 from headway_scheduler.fleet.columns import Columns, FloatColumn, Slots
 from headway_scheduler.learning.estimator import Estimator
+from headway_scheduler.learning.parts import Parts
 from headway_scheduler.learning.priors import Coefficients
 from headway_scheduler.learning.saved import SPEEDS_FORMAT, SavedSpeeds
 from headway_scheduler.learning.timing import Timing
@@ -23,8 +24,6 @@ from headway_scheduler.learning.values import Flight, Observation
 __all__ = ["CostModel", "prefill_ms", "prefill_work_ms"]
 
 _MOST_KEPT: Final = 20_000
-_AT_ONCE: Final = 200
-"""Endpoints saved in one turn: about a millisecond."""
 _OVERHEAD_MS: Final = 5.0
 """The unit of the data plane's own time: networks and proxies take a few milliseconds."""
 
@@ -59,8 +58,8 @@ class _Installed:
 class CostModel:
     """Writes the learned columns. `time_scale` divides every time: an emulated fleet may run faster than life.
 
-    What is learned is kept by endpoint and engine version and survives restarts through `dump`; without `learn`, the
-    priors stay.
+    What is learned is kept by endpoint and engine version and survives restarts through its parts; without `learn`, the
+    priors stay. A part holds all versions of its engines, the newest one last.
     """
 
     columns: Columns
@@ -68,6 +67,7 @@ class CostModel:
     learn: bool = True
     _learned: OrderedDict[str, Estimator] = field(default_factory=OrderedDict)
     _newest: dict[str, str] = field(default_factory=dict)
+    _parts: Parts = field(default_factory=lambda: Parts(_engine_of))
     _installed: dict[int, _Installed] = field(default_factory=dict)
     _timing: Timing = field(init=False)
 
@@ -122,6 +122,7 @@ class CostModel:
         if estimator is None:
             estimator = installed.estimator = Estimator(self._prior(installed))
             self._keep(installed)
+        self._parts.touched.add(installed.key)
         if estimator.observe(observation.amounts, observation.actual_ms, observation.noise_ms):
             self._write(slot)
 
@@ -140,36 +141,68 @@ class CostModel:
     # State
 
     def dump(self) -> bytes:
-        """The learned state, for the store."""
-        return b"".join(self.dumping())
+        """All that is learned, as one document."""
+        return self._document(self._learned)
 
-    def dumping(self) -> Iterator[bytes]:
-        """The same in parts, each made when it is asked for: of a large fleet, all at once would stop decisions."""
-        yield b'{"format":%d,"endpoints":{' % SPEEDS_FORMAT
-        behind = b""
-        learned = list(self._learned.items())
-        for start in range(0, len(learned), _AT_ONCE):
-            part = learned[start : start + _AT_ONCE]
-            kept = {key: estimator.save() for key, estimator in part if estimator.observations}
-            if kept:
-                yield behind + msgspec.json.encode(kept)[1:-1]
-                behind = b","
-        yield b"}}"
+    def changed(self) -> list[int]:
+        """The parts that are not saved as they are."""
+        return self._parts.changed()
+
+    def dump_part(self, part: int) -> bytes:
+        """A part's document, for the store; it has not changed any more."""
+        return self._document(self._parts.take(part))
+
+    def put_back(self, part: int) -> None:
+        """It was dumped, and could not be saved."""
+        self._parts.put_back(part)
+
+    def touch_all(self) -> None:
+        """Nothing is saved in parts: it came from a version that knew none."""
+        self._parts.touch_all()
 
     def restore(self, state: bytes) -> None:
-        """Take over a saved state. Raises ValueError, and changes nothing, where it cannot be read."""
-        saved = msgspec.json.decode(state, type=SavedSpeeds)
-        if saved.format != SPEEDS_FORMAT:
-            raise ValueError(f"format {saved.format} is not {SPEEDS_FORMAT}")
-        self._learned = OrderedDict((key, Estimator.load(each)) for key, each in saved.endpoints.items())
+        """Take over a document. Raises ValueError, and changes nothing, where it cannot be read."""
+        self._replace(_read(state))
+
+    def restore_parts(self, states: Mapping[str, bytes]) -> dict[str, ValueError]:
+        """Take over these documents; where they say different things, the later one counts.
+
+        Returns what is wrong with those that cannot be read. If that is all of them, nothing changes.
+        """
+        found: dict[str, Estimator] = {}
+        problems: dict[str, ValueError] = {}
+        for name, state in states.items():
+            try:
+                read = _read(state)
+            except ValueError as error:
+                problems[name] = error
+            else:
+                for key, estimator in read.items():
+                    found.pop(key, None)  # the last of an engine's versions is its newest
+                    found[key] = estimator
+        if len(problems) < len(states):
+            self._replace(found)
+        return problems
+
+    # Inside
+
+    def _document(self, keys: Iterable[str]) -> bytes:
+        found = ((key, self._learned[key]) for key in keys)
+        return msgspec.json.encode(
+            SavedSpeeds(SPEEDS_FORMAT, {key: each.save() for key, each in found if each.observations})
+        )
+
+    def _replace(self, learned: dict[str, Estimator]) -> None:
+        self._learned, self._parts = OrderedDict(learned), Parts(_engine_of)
+        for key in learned:
+            self._parts.place(key)
+        self._parts.settle()
         if not self.learn:
             return
-        self._newest = {_engine_of(key): key for key in self._learned}
+        self._newest = {_engine_of(key): key for key in learned}
         for slot, installed in self._installed.items():
             installed.estimator = self._known(installed)
             self._write(slot)
-
-    # Inside
 
     def _prior(self, installed: _Installed) -> tuple[float, float, float, float, float]:
         prior, scale = installed.prior, self.time_scale
@@ -190,12 +223,16 @@ class CostModel:
 
     def _keep(self, installed: _Installed) -> None:
         """The version there now is the engine's newest. Beyond the limit, the one not seen for longest goes."""
+        key = installed.key
+        if key not in self._learned or self._newest.get(installed.engine) != key:
+            self._parts.place(key)
         if installed.estimator is not None:
-            self._learned[installed.key] = installed.estimator
-        self._learned.move_to_end(installed.key)
-        self._newest[installed.engine] = installed.key
+            self._learned[key] = installed.estimator
+        self._learned.move_to_end(key)
+        self._newest[installed.engine] = key
         while len(self._learned) > _MOST_KEPT:
             oldest, _ = self._learned.popitem(last=False)
+            self._parts.remove(oldest)
             if self._newest.get(_engine_of(oldest)) == oldest:
                 del self._newest[_engine_of(oldest)]
 
@@ -209,3 +246,10 @@ class CostModel:
 
 def _engine_of(key: str) -> str:
     return key.rpartition(" ")[0]
+
+
+def _read(state: bytes) -> dict[str, Estimator]:
+    saved = msgspec.json.decode(state, type=SavedSpeeds)
+    if saved.format != SPEEDS_FORMAT:
+        raise ValueError(f"format {saved.format} is not {SPEEDS_FORMAT}")
+    return {key: Estimator.load(each) for key, each in saved.endpoints.items()}

@@ -1,5 +1,6 @@
 """What requests turned out to cost: output lengths, task weights, times and bytes a token, learned from reports."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -7,6 +8,7 @@ from typing import Final
 import msgspec
 
 from headway_scheduler.domain.request import TaskClass
+from headway_scheduler.learning.parts import Parts
 from headway_scheduler.learning.saved import HISTORY_FORMAT, Mean, SavedHistory
 from headway_scheduler.learning.sketch import Sketch
 
@@ -54,6 +56,7 @@ class History:
     time_scale: float = 1.0
     learn: bool = True
     _state: SavedHistory = field(default_factory=SavedHistory)
+    _parts: Parts = field(default_factory=Parts)
 
     def expected_output(
         self, tenant: str, model: str, task_class: TaskClass, max_tokens: int | None, quantile: float | None = None
@@ -106,35 +109,81 @@ class History:
             sketch = self._state.outputs.get(key)
             if sketch is None:
                 sketch = self._state.outputs[key] = Sketch()
+                self._parts.place(key)
             sketch.add(float(max(0, output_tokens)))
+            self._parts.touched.add(key)
         if output_tokens > 0 and seconds > 0:
-            _mean(self._state.seconds_per_token, model, seconds / output_tokens).add(seconds / output_tokens)
+            self._add(self._state.seconds_per_token, model, seconds / output_tokens, seconds / output_tokens)
 
     def served(self, model: str, task_class: TaskClass, cost_ms: float) -> None:
         """A request kept an engine busy so long, not counting what it waited."""
         if cost_ms > 0.0:
-            _mean(self._state.costs_ms, _class_key(model, task_class), cost_ms).add(cost_ms)
+            self._add(self._state.costs_ms, _class_key(model, task_class), cost_ms, cost_ms)
 
     def prompt_measured(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
         """An engine told how many tokens a prompt of that many bytes was. Ratios beyond 1 to 16 are not believed."""
         if prompt_tokens > 0 and 1.0 <= prompt_bytes / prompt_tokens <= 16.0:
-            _mean(self._state.bytes_per_token, model, _BYTES_PER_TOKEN).add(prompt_bytes / prompt_tokens)
+            self._add(self._state.bytes_per_token, model, _BYTES_PER_TOKEN, prompt_bytes / prompt_tokens)
 
     def dump(self) -> bytes:
-        """The learned state, for the store."""
+        """All that is learned, as one document."""
         return msgspec.json.encode(self._state)
 
+    def changed(self) -> list[int]:
+        """The parts that are not saved as they are."""
+        return self._parts.changed()
+
+    def dump_part(self, part: int) -> bytes:
+        """A part's document, for the store; it has not changed any more."""
+        keys = self._parts.take(part)
+        kept = [{key: found[key] for key in keys if key in found} for found in self._state.tables()]
+        return msgspec.json.encode(SavedHistory(HISTORY_FORMAT, *kept))
+
+    def put_back(self, part: int) -> None:
+        """It was dumped, and could not be saved."""
+        self._parts.put_back(part)
+
+    def touch_all(self) -> None:
+        """Nothing is saved in parts: it came from a version that knew none."""
+        self._parts.touch_all()
+
     def restore(self, state: bytes) -> None:
-        """Take over a saved state. Raises ValueError, and changes nothing, where it cannot be read."""
-        found = msgspec.json.decode(state, type=SavedHistory)
-        means = (*found.costs_ms.values(), *found.seconds_per_token.values(), *found.bytes_per_token.values())
-        if found.format != HISTORY_FORMAT:
-            raise ValueError(f"format {found.format} is not {HISTORY_FORMAT}")
-        if not all(sketch.is_sound() for sketch in found.outputs.values()):
-            raise ValueError("not a sketch")
-        if not all(mean.value > 0.0 and mean.count >= 0 for mean in means):
-            raise ValueError("not a mean of positive numbers")
-        self._state = found
+        """Take over a document. Raises ValueError, and changes nothing, where it cannot be read."""
+        self._replace(_read(state))
+
+    def restore_parts(self, states: Mapping[str, bytes]) -> dict[str, ValueError]:
+        """Take over these documents; where they say different things, the later one counts.
+
+        Returns what is wrong with those that cannot be read. If that is all of them, nothing changes.
+        """
+        found = SavedHistory()
+        problems: dict[str, ValueError] = {}
+        for name, state in states.items():
+            try:
+                read = _read(state)
+            except ValueError as error:
+                problems[name] = error
+            else:
+                for table, more in zip(found.tables(), read.tables(), strict=True):
+                    table.update(more)
+        if len(problems) < len(states):
+            self._replace(found)
+        return problems
+
+    def _replace(self, state: SavedHistory) -> None:
+        self._state, self._parts = state, Parts()
+        for table in state.tables():
+            for key in table:
+                self._parts.place(key)
+        self._parts.settle()
+
+    def _add(self, means: dict[str, Mean], key: str, first: float, observed: float) -> None:
+        mean = means.get(key)
+        if mean is None:
+            mean = means[key] = Mean(first)
+            self._parts.place(key)
+        mean.add(observed)
+        self._parts.touched.add(key)
 
     def _outputs(self, tenant: str, model: str, task_class: TaskClass) -> Sketch | None:
         if not self.learn:
@@ -153,8 +202,13 @@ def _class_key(model: str, task_class: TaskClass) -> str:
     return f"{model}\0{task_class.value}"
 
 
-def _mean(means: dict[str, Mean], key: str, first: float) -> Mean:
-    found = means.get(key)
-    if found is None:
-        found = means[key] = Mean(first)
+def _read(state: bytes) -> SavedHistory:
+    found = msgspec.json.decode(state, type=SavedHistory)
+    means = (*found.costs_ms.values(), *found.seconds_per_token.values(), *found.bytes_per_token.values())
+    if found.format != HISTORY_FORMAT:
+        raise ValueError(f"format {found.format} is not {HISTORY_FORMAT}")
+    if not all(sketch.is_sound() for sketch in found.outputs.values()):
+        raise ValueError("not a sketch")
+    if not all(mean.value > 0.0 and mean.count >= 0 for mean in means):
+        raise ValueError("not a mean of positive numbers")
     return found

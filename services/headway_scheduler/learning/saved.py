@@ -1,6 +1,6 @@
 """What was learned in the form in which it is kept. msgspec reads these back by their annotations: see ADR 52."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -33,6 +33,10 @@ class SavedHistory(msgspec.Struct):
     costs_ms: dict[str, Mean] = msgspec.field(default_factory=dict)
     seconds_per_token: dict[str, Mean] = msgspec.field(default_factory=dict)
     bytes_per_token: dict[str, Mean] = msgspec.field(default_factory=dict)
+
+    def tables(self) -> tuple[dict[str, Any], ...]:  # of sketches, and of means
+        """All of it."""
+        return self.outputs, self.costs_ms, self.seconds_per_token, self.bytes_per_token
 
 
 class Estimate(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from headway_scheduler.faults import unexpected
 from headway_scheduler.fleet.values import Owner
 from headway_scheduler.rpc.convert.reports import report_from_proto, result_to_proto
 from headway_scheduler.rpc.convert.routing import request_from_proto, write_decision
-from headway_scheduler.rpc.fail_open import fail_open_view
+from headway_scheduler.rpc.fail_open import AT_ONCE, writing_view
 from headway_scheduler.rpc.interceptors import to_status
 from headway_scheduler.rpc.resume import Resumer
 from headway_scheduler.rpc.spans import RouteSpan
@@ -33,6 +33,8 @@ _MAX_UNREAD: Final = 4096
 """Answers a client has not read: beyond it the session reads no more requests until it catches up."""
 _REMEMBERED_CALLS: Final = 10_000
 _VIEW_INTERVAL_S: Final = 0.2
+_ECHO_S: Final = 0.02
+"""So long an echo that nobody may wait for waits for something to be said; clients' pings wait 25 times that."""
 
 
 class RouteStreamSession:
@@ -59,6 +61,8 @@ class RouteStreamSession:
     async def run(self, requests: AsyncIterator[pb.RouteStreamRequest]) -> None:
         """Serve until the client half-closes and everything is answered, or the stream breaks."""
         self._welcome()
+        if len(self._scheduler.fleet.endpoints) <= AT_ONCE:
+            await self._offer_view()
         reader = asyncio.create_task(self._read(requests))
         viewer = asyncio.create_task(self._watch_fleet())
         try:
@@ -91,8 +95,7 @@ class RouteStreamSession:
                 self._route(call, now)
             for number in early:
                 self._cancel(number, now)
-            # Also when nothing is to be said: an empty message is a ping, and this its echo.
-            self._wake(0)
+            self._echo(told=bool(message.reports) and not message.routes)
             await self._room.wait()
 
     def _route(self, call: pb.RouteCall, now: float) -> None:
@@ -166,21 +169,24 @@ class RouteStreamSession:
         welcome = pb.StreamWelcome(scheduler=scheduler.config.name, epoch=scheduler.epoch)
         welcome.resume_grace.FromMilliseconds(int(scheduler.config.resume_grace_s * 1e3))
         self._out.welcome.CopyFrom(welcome)
-        self._offer_view()
+        self._wake(0)
 
-    def _offer_view(self) -> None:
+    async def _offer_view(self) -> None:
         version = (self._scheduler.fleet.version, self._scheduler.steering, self._scheduler.is_settled)
         if self._view_version != version:
             self._view_version = version
-            self._out.fail_open_view.CopyFrom(fail_open_view(self._scheduler, self._principal))
+            view = pb.FailOpenView()
+            for _ in writing_view(view, self._scheduler, self._principal):
+                await asyncio.sleep(0)  # let decisions pass
+            self._out.fail_open_view.CopyFrom(view)
             self._wake(1)
 
     async def _watch_fleet(self) -> None:
         """Send the view when the fleet changed, and say once that the scheduler goes away."""
         told = False
         while True:
+            await self._offer_view()
             await asyncio.sleep(_VIEW_INTERVAL_S)
-            self._offer_view()
             if not self._scheduler.serves:
                 self._wake(0)
             if self._scheduler.draining and not told:
@@ -209,6 +215,18 @@ class RouteStreamSession:
         span = self._spans.pop(number, None)
         if span is not None:
             span.answered(outcome)
+
+    def _echo(self, told: bool) -> None:
+        """Every message is answered, also one that asks nothing: an empty one is a ping.
+
+        To one that only `told` something, the next answer will do: a busy stream would else carry as many empty
+        messages as others.
+        """
+        if not told:
+            self._wake(0)
+        elif not self._owed:
+            self._owed = True
+            asyncio.get_running_loop().call_later(_ECHO_S, self._news.set)
 
     def _wake(self, count: int) -> None:
         self._owed = True

@@ -4,7 +4,7 @@ Each write is one transaction: it checks, writes, appends to the audit trail, re
 id, and notifies every scheduler. `Write` carries what all writes share.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -132,6 +132,10 @@ class LearnedStore(Protocol):
 
     async def save_learned(self, states: Mapping[str, bytes], *, epoch: int | None = None) -> None:
         """Replace the states under these keys. Raises Standby if `epoch` is not that of the leadership any more."""
+        ...
+
+    async def forget_learned(self, keys: Collection[str], *, epoch: int | None = None) -> None:
+        """Remove these keys, where they are. Raises Standby if `epoch` is not that of the leadership any more."""
         ...
 
     async def keep_learned(self, key: str, state: bytes) -> bytes:

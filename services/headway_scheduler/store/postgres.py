@@ -1,8 +1,9 @@
 """The store on Postgres."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from sqlalchemy import (
@@ -11,6 +12,7 @@ from sqlalchemy import (
     Row,
     Table,
     Text,
+    TextClause,
     and_,
     delete,
     func,
@@ -69,12 +71,27 @@ Json = Mapping[str, Any]  # a JSON object
 _REMEMBERED_FOR: Final = timedelta(days=1)
 
 # Nobody takes the leadership over before this is done: FOR SHARE waits for who does, and then sees the new epoch.
-_SAVE_LEARNED: Final = text("""
+_SAVE_LEARNED: Final = """
 WITH mine AS (SELECT FROM leadership WHERE CAST(:epoch AS bigint) IS NULL OR epoch = :epoch FOR SHARE)
 INSERT INTO learned_state (key, state, update_time)
-SELECT key, state, now() FROM mine, unnest(CAST(:keys AS text[]), CAST(:states AS bytea[])) AS new (key, state)
+SELECT key, state, now() FROM mine, (VALUES {rows}) AS new (key, state)
 ON CONFLICT (key) DO UPDATE SET state = excluded.state, update_time = excluded.update_time
+"""
+_FORGET_LEARNED: Final = text("""
+WITH mine AS (SELECT FROM leadership WHERE CAST(:epoch AS bigint) IS NULL OR epoch = :epoch FOR SHARE),
+gone AS (DELETE FROM learned_state USING mine WHERE key = ANY(CAST(:keys AS text[])))
+SELECT FROM mine
 """)
+
+
+@lru_cache(256)
+def _save_learned(count: int) -> TextClause:
+    """So many states under so many keys, each a parameter of its own: those are sent as they are.
+
+    An array of them is written as text, which took 30 ms for 2.7 MB, during which nothing else ran.
+    """
+    rows = ", ".join(f"(CAST(:key_{row} AS text), CAST(:state_{row} AS bytea))" for row in range(count))
+    return text(_SAVE_LEARNED.format(rows=rows))
 
 
 class PostgresStore:
@@ -261,14 +278,22 @@ class PostgresStore:
         if not states:
             return
         # In the order of the keys, here and below: two writers of the same rows then cannot deadlock.
-        keys = sorted(states)
-        values = {"keys": keys, "states": [states[key] for key in keys], "epoch": epoch}
+        values: dict[str, Any] = {"epoch": epoch}
+        for row, key in enumerate(sorted(states)):
+            values |= {f"key_{row}": key, f"state_{row}": states[key]}
+        await self._as_leader(_save_learned(len(states)), values)
 
+    async def forget_learned(self, keys: Collection[str], *, epoch: int | None = None) -> None:
+        """Remove these keys, in one statement with the look at who leads."""
+        if keys:
+            await self._as_leader(_FORGET_LEARNED, {"keys": sorted(keys), "epoch": epoch})
+
+    async def _as_leader(self, statement: TextClause, values: dict[str, Any]) -> None:
         async def work(connection: AsyncConnection) -> int:
-            return (await connection.execute(_SAVE_LEARNED, values)).rowcount
+            return (await connection.execute(statement, values)).rowcount
 
         if await self._database.write_once(work) == 0:
-            raise Standby(f"epoch {epoch} is over, another scheduler took it over")
+            raise Standby(f"epoch {values['epoch']} is over, another scheduler took it over")
 
     async def keep_learned(self, key: str, state: bytes) -> bytes:
         """Save the state if there is none under this key."""

@@ -104,10 +104,15 @@ async def test_idle_engines_are_watched_by_real_agents():
     assert found["agent_rss_mb"] > 10
 
 
-async def test_routes_beside_agents_and_an_admin():
-    found = await measure_mixed(MixedSettings(nodes=2, devices=2, engines=2, rate=50.0, prompt_bytes=600, seconds=0.5))
-    assert found["requests_per_s"] > 0
-    assert found["p50_us"] <= found["p99_us"]
+@pytest.mark.parametrize("mode", ["stream", "unary"])
+async def test_routes_beside_agents_and_an_admin(mode):
+    settings = MixedSettings(nodes=2, devices=2, engines=2, rate=50.0, mode=mode, prompt_bytes=600, seconds=0.5)
+    found = await measure_mixed(settings)
+    for part in ("route", "echo"):
+        assert found[part]["requests_per_s"] > 0
+        assert 0 < found[part]["p50_us"] <= found[part]["p99_us"]
+    assert found["load"]["route_late_p99_us"] >= 0
+    assert found["telemetry"]["samples_of_wanted"] > 0
 
 
 async def test_what_tenancy_costs():

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 
 import grpc
+import msgspec
 import pytest
 from fakes.postgres import FAST, connect
 from fakes.rig import Rig, desired_state
@@ -87,9 +88,13 @@ async def test_learned_state_survives_a_restart(database_url):
             usage = pb.Usage(prompt_tokens=1000, completion_tokens=77)
             await before.report(report, finished(answer.reservation_id, usage=usage, duration_ms=1500.0))
         salt = before.scheduler.salts.salt("tenant/default", "vllm")
-        learned = before.scheduler.costs.dump(), before.scheduler.history.dump()
+        learned = before.scheduler.costs.dump(), msgspec.json.decode(before.scheduler.history.dump())
+    with connect(database_url) as connection:
+        keys = {key for (key,) in connection.execute("SELECT key FROM learned_state").fetchall()}
+        assert {key.partition("/")[0] for key in keys} == {"cache_salt_secret", "cost_model", "history", "quotas"}
+        assert not {"cost_model", "history"} & keys, "in parts"
     async with serving(database_url) as after:
-        assert (after.scheduler.costs.dump(), after.scheduler.history.dump()) == learned
+        assert (after.scheduler.costs.dump(), msgspec.json.decode(after.scheduler.history.dump())) == learned
         assert after.scheduler.history.bytes_per_token("m") == pytest.approx(3.0)
         assert after.scheduler.salts.salt("tenant/default", "vllm") == salt
         await after.agent()

@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 import pytest
-from fakes.scheduler import finished, refusal_of, serving
+from fakes.scheduler import finished, first_token, refusal_of, serving
 from fakes.waiting import eventually
 from google.protobuf.duration_pb2 import Duration
 from headway.routing.v1 import routing_pb2 as pb
@@ -51,6 +51,17 @@ async def test_the_view_follows_what_may_be_chosen(served):
     await stream.route(1)
     await stream.answered(1)
     assert stream.views == seen, "load alone is no news"
+
+
+async def test_the_view_of_a_large_fleet_comes_too(served, monkeypatch):
+    """It is written in turns, after the welcome."""
+    monkeypatch.setattr(route_stream, "AT_ONCE", 1)
+    stream = await served.stream()
+    await stream.until(lambda: stream.view)
+    assert len(stream.welcomes) == 1
+    assert sorted(stream.view) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+    await served.agents[0].sample(tpb.EngineSample(address="10.0.0.1:8000", ready=False))
+    await stream.until(lambda: stream.view == ["10.0.0.2:8000"])
 
 
 async def test_routes_and_reports_many_a_message(served):
@@ -136,6 +147,33 @@ async def test_an_empty_message_is_a_ping(served):
     before = stream.messages
     await stream.send()
     await stream.until(lambda: stream.messages == before + 1)
+
+
+async def test_who_only_reports_is_answered_with_the_next_answer(served, monkeypatch):
+    """Else a busy stream would carry as many empty messages as others."""
+    monkeypatch.setattr(route_stream, "_ECHO_S", 3600.0)
+    stream = await served.stream()
+    await stream.route(1)
+    (answer,) = await stream.answered(1)
+    before = stream.messages
+    await stream.send(reports=[first_token(answer.response.reservation_id)])
+    for _ in range(5):
+        await stream.send(reports=[pb.Report(reservation_id=answer.response.reservation_id, progress=pb.Progress())])
+    await stream.send(reports=[finished(answer.response.reservation_id)])
+    await eventually(lambda: not served.reservations)
+    await stream.route(2)
+    await stream.answered(2)
+    assert stream.messages == before + 1
+
+
+async def test_or_by_itself_soon(served):
+    stream = await served.stream()
+    await stream.route(1)
+    (answer,) = await stream.answered(1)
+    before = stream.messages
+    await stream.send(reports=[finished(answer.response.reservation_id)])
+    await stream.until(lambda: stream.messages == before + 1)
+    assert not served.reservations
 
 
 class TestHalfClose:

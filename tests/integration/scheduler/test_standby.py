@@ -156,8 +156,13 @@ class TestLearnedState:
         await lock.take()
         with pytest.raises(Standby):
             await store.save_learned({"k": b"old"}, epoch=1)
+        with pytest.raises(Standby):
+            await store.forget_learned(["k"], epoch=1)
         await store.save_learned({"k": b"2", "l": b"\x00"}, epoch=2)
         assert await store.load_learned() == {"k": b"2", "l": b"\x00"}
+        await store.forget_learned(["k", "never/there"], epoch=2)
+        await store.forget_learned(["k"], epoch=2)
+        assert await store.load_learned() == {"l": b"\x00"}
         await lock.close()
         await store.close()
 

@@ -9,7 +9,7 @@ import pytest
 from fakes.router import FakeRouter, status_of
 from fakes.waiting import eventually
 from headway.routing.v1 import routing_pb2 as pb
-from headway_client import ClientOptions, HeadwayClient, RouteRefused
+from headway_client import ClientOptions, HeadwayClient, RouteRefused, connection, outbox
 
 FAST = ClientOptions(fail_open_after_s=0.3, connect_timeout_s=0.3, backoff_initial_s=0.01, backoff_max_s=0.05)
 PATIENT = ClientOptions(fail_open_after_s=30.0, backoff_initial_s=0.01, backoff_max_s=0.05)
@@ -70,6 +70,47 @@ async def test_what_arrives_while_a_message_is_written_is_the_next_message(route
     assert len({r.id for r in reservations}) == 500
     assert len(router.messages) < 50
     assert sum(len(m.routes) for m in router.messages) == 500
+
+
+async def test_what_arrives_before_a_message_is_answered_is_the_next_message(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_ANSWER_S", 3600.0)
+    router.scene.hold = True
+    async with make_client(router) as client:
+        await client.wait_connected()
+        first = asyncio.ensure_future(client.route(ask("first")))
+        await router.until(lambda: router.messages)
+        others = [asyncio.ensure_future(client.route(ask(f"r{i}"))) for i in range(20)]
+        await eventually(lambda: len(client._outbox._routes) == 20)
+        await router.release_holds()
+        await asyncio.gather(first, *others)
+        assert [len(m.routes) for m in router.messages if m.routes] == [1, 20]
+
+
+async def test_but_it_does_not_wait_for_one_that_is_held(router: FakeRouter) -> None:
+    router.scene.hold = True
+    async with make_client(router) as client:
+        held = [asyncio.ensure_future(client.route(ask(f"r{i}"))) for i in range(3)]
+        await router.until(lambda: sum(len(m.routes) for m in router.messages) == 3)
+        last = asyncio.ensure_future(client.route(ask("last")))
+        await router.until(lambda: sum(len(m.routes) for m in router.messages) == 4)
+        await router.release_holds()
+        await asyncio.gather(*held, last)
+
+
+async def test_a_report_travels_with_a_request_or_at_the_end(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "_LINGER_S", 3600.0)
+    async with make_client(router) as client:
+        first = await client.route(ask("r1"))
+        first.first_token(12.5)
+        second = await client.route(ask("r2"))
+        first.finished(pb.OUTCOME_SUCCESS)
+        second.finished(pb.OUTCOME_SUCCESS)
+    await router.until(lambda: router.outcomes["OUTCOME_SUCCESS"] == 2)
+    assert [(len(m.routes), len(m.reports)) for m in router.messages] == [(1, 0), (1, 1), (0, 2)]
 
 
 async def test_long_messages_are_split(router: FakeRouter) -> None:

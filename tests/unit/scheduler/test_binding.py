@@ -16,7 +16,7 @@ from headway_scheduler.domain.request import Subset
 from headway_scheduler.errors import AdapterNotAllowed, AllUnhealthy, ModelNotAllowed, NoEndpoints, Saturated
 from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.fleet.values import Owner
-from headway_scheduler.rpc.fail_open import fail_open_view
+from headway_scheduler.rpc.fail_open import fail_open_view, writing_view
 
 DEDICATED, SHARED, BURST = BindingMode.DEDICATED, BindingMode.SHARED, BindingMode.BURST
 
@@ -336,6 +336,23 @@ def test_without_a_scheduler_nobody_goes_where_admins_drain_but_where_all_are_il
     rig.desire(endpoint_states=states if not ready else states | {spec(2).id: SchedulingState.CORDONED})
     alone.update(fail_open_view(rig.scheduler, principal))
     assert (alone.choose(pb.RouteRequest(tenant="default", model=MODEL), "1") is not None) is served
+
+
+def test_while_it_is_written_down_endpoints_and_tenants_may_go():
+    tenants = [Tenant("a"), Tenant("b")]
+    rig = Rig(desired_state(tenants=tenants, bindings=[Binding(each.id, "all") for each in tenants]))
+    rig.endpoints(250)
+    view = pb.FailOpenView()
+    writing = writing_view(view, rig.scheduler, Principal("p", Role.ROUTER))
+    for _ in range(4):  # who may use what, and the first endpoints
+        next(writing)
+    rig.desire(tenants={"default": Tenant("default")}, bindings=[Binding("default", "all")])
+    rig.connect("n", *[spec(number) for number in range(1, 201)])
+    turns = sum(1 for _ in writing)
+    assert turns >= 1
+    assert len(view.endpoints) == 200
+    assert {entry.endpoint.address for entry in view.endpoints} == {spec(number).address for number in range(1, 201)}
+    assert len(fail_open_view(rig.scheduler, Principal("p", Role.ROUTER)).endpoints) == 200
 
 
 def test_what_data_planes_are_told_costs_by_tenants_and_endpoints_not_by_their_product(monkeypatch):

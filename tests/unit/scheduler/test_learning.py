@@ -15,7 +15,6 @@ from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.estimator import Estimator
 from headway_scheduler.learning.priors import DEFAULT
 from headway_scheduler.learning.timing import Timing
-from headway_scheduler.learning.values import Observation
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -361,20 +360,3 @@ def test_first_tokens_without_end_in_one_step_are_not_all_remembered():
     for flight in flights:
         timing.first_token(flight, 1.0, 1.001)
     assert max(len(flight.period.members) for flight in flights) == 64
-
-
-def test_a_large_fleets_state_is_saved_in_parts():
-    columns = Columns()
-    while columns.capacity < 500:
-        columns.grow()
-    model = CostModel(columns)
-    for slot in range(450):
-        model.install(slot, f"e{slot} vllm", "1", DEFAULT)
-        model.observe(slot, Observation((500.0, 1.0, 5000.0, 0.0, 1.0), 90.0 + slot / 10, 5.0))
-    parts = list(model.dumping())
-    assert len(parts) > 3
-    assert b"".join(parts) == model.dump()
-    other = CostModel(Columns())
-    other.restore(model.dump())
-    assert other.dump() == model.dump()
-    assert CostModel(Columns()).dump() == b'{"format":1,"endpoints":{}}'
