@@ -52,6 +52,7 @@ class Mode(StrEnum):
     """How requests come to the scheduler."""
 
     UNARY = "unary"
+    CONNECT = "connect"
     STREAM = "stream"
     INPROC = "inproc"
 
@@ -79,7 +80,9 @@ def envoy(
 
 @bench_app.command()
 def route(
-    mode: Annotated[Mode, typer.Option(help="A call each, one coalesced stream, or no wire at all.")] = Mode.STREAM,
+    mode: Annotated[
+        Mode, typer.Option(help="A call each, by gRPC or by Connect, one coalesced stream, or no wire at all.")
+    ] = Mode.STREAM,
     endpoints: Annotated[int, typer.Option(min=1, max=50_000, help="Engines in the fleet.")] = 100,
     prompt_bytes: PromptOption = 2048,
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Requests in flight.")] = 64,

@@ -1,14 +1,16 @@
 """A data plane that does nothing else: it routes, and reports first tokens and ends, as fast as it is answered.
 
 `python -m headway_bench.router_load PORT MODE CONCURRENCY SECONDS PROMPT_BYTES TOKEN RATE KIND` prints a JSON object.
-RATE: routes a second, in unary mode; 0: as many as are answered. KIND of prompts: `text`, or `tokens`: bytes as ids.
+MODE: `unary`, `connect` (the same calls by the Connect protocol), or `stream`.
+RATE: routes a second, where they are calls; 0: as many as are answered. KIND of prompts: `text`, or `tokens`: bytes as ids.
 """
 
 import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from itertools import count, cycle
 from typing import Any, Final
 
@@ -17,6 +19,7 @@ import uvloop
 from headway.routing.v1 import routing_pb2 as pb
 from headway.routing.v1 import routing_pb2_grpc
 
+from headway_bench.connect_load import Caller, ConnectCaller
 from headway_bench.figures import Json, percentile
 from headway_bench.prompts import prompts_of
 
@@ -33,23 +36,34 @@ def _reports(reservation_id: str, prompt_tokens: int) -> Iterator[pb.Report]:
     yield pb.Report(reservation_id=reservation_id, finished=finished)
 
 
+class _GrpcCaller:
+    """Calls by gRPC; all share one channel."""
+
+    def __init__(self, stub: Any, metadata: Any, requests: Iterator[pb.RouteRequest]) -> None:
+        self._stub, self._metadata, self._requests = stub, metadata, requests
+
+    async def route(self) -> pb.RouteResponse:
+        answer: pb.RouteResponse = await self._stub.Route(next(self._requests), metadata=self._metadata)
+        return answer
+
+    async def report(self, request: pb.ReportRequest) -> None:
+        await self._stub.Report(request, metadata=self._metadata)
+
+
 class _Load:
     """`concurrency` requests in flight until the time is over."""
 
-    def __init__(
-        self, stub: Any, metadata: Any, concurrency: int, seconds: float, requests: Iterable[pb.RouteRequest]
-    ) -> None:
-        self._stub, self._metadata, self._concurrency = stub, metadata, concurrency
-        self._requests = cycle(requests)
+    def __init__(self, concurrency: int, seconds: float) -> None:
+        self._concurrency = concurrency
         self._until = time.perf_counter() + seconds
         self._latencies: list[float] = []
         self._failed = 0
 
-    async def unary(self, rate: float) -> None:
-        """A Route call, and one Report call with both of its reports."""
-        await asyncio.gather(*(self._caller(number, rate) for number in range(self._concurrency)))
+    async def calls(self, callers: Sequence[Caller], rate: float) -> None:
+        """A Route call, and one Report call with both of its reports, by each caller one after another."""
+        await asyncio.gather(*(self._call(caller, number, rate) for number, caller in enumerate(callers)))
 
-    async def _caller(self, number: int, rate: float) -> None:
+    async def _call(self, caller: Caller, number: int, rate: float) -> None:
         interval = self._concurrency / rate if rate else 0.0
         due = time.perf_counter() + interval * number / self._concurrency
         while (now := time.perf_counter()) < self._until:
@@ -59,16 +73,15 @@ class _Load:
                 due += interval
             began = time.perf_counter()
             try:
-                answer = await self._stub.Route(next(self._requests), metadata=self._metadata)
+                answer = await caller.route()
                 self._latencies.append(time.perf_counter() - began)
                 reports = _reports(answer.reservation_id, answer.decision.prompt_tokens)
-                await self._stub.Report(pb.ReportRequest(reports=reports), metadata=self._metadata)
-            except grpc.aio.AioRpcError:
+                await caller.report(pb.ReportRequest(reports=reports))
+            except (grpc.aio.AioRpcError, ConnectionError):
                 self._failed += 1
 
-    async def stream(self) -> None:
+    async def stream(self, call: Any, requests: Iterator[pb.RouteRequest]) -> None:
         """One stream: what the answers of a message call for becomes the next message."""
-        call = self._stub.RouteStream(metadata=self._metadata)
         numbers, began = count(1), {}
         message = pb.RouteStreamRequest()
         open_calls = 0
@@ -76,7 +89,7 @@ class _Load:
             while open_calls < self._concurrency and time.perf_counter() < self._until:
                 number = next(numbers)
                 began[number] = time.perf_counter()
-                message.routes.add(correlation_id=number, request=next(self._requests))
+                message.routes.add(correlation_id=number, request=next(requests))
                 open_calls += 1
             if message.routes or message.reports:
                 await call.write(message)
@@ -120,13 +133,25 @@ def _request(prompt: bytes, kind: str) -> pb.RouteRequest:
 async def _run(
     port: str, mode: str, concurrency: int, seconds: float, prompt_bytes: int, token: str, rate: float, kind: str
 ) -> Json:
-    metadata = (("authorization", f"Bearer {token}"),) if token else None
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = routing_pb2_grpc.RouterStub(channel)
-        requests = [_request(prompt, kind) for prompt in prompts_of(prompt_bytes)]
+    requests = [_request(prompt, kind) for prompt in prompts_of(prompt_bytes)]
+    async with AsyncExitStack() as stack:
+        callers: list[Caller] = []
+        if mode == "connect":
+            bodies = cycle([each.SerializeToString() for each in requests])
+            callers = [ConnectCaller(token, bodies) for _ in range(concurrency)]
+            for caller in callers:
+                await stack.enter_async_context(caller.connected(int(port)))
+        else:
+            metadata = (("authorization", f"Bearer {token}"),) if token else None
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
+            stub, wanted = routing_pb2_grpc.RouterStub(channel), cycle(requests)
+            callers = [_GrpcCaller(stub, metadata, wanted)] * concurrency
         began = time.perf_counter()
-        load = _Load(stub, metadata, concurrency, seconds, requests)
-        await (load.stream() if mode == "stream" else load.unary(rate))
+        load = _Load(concurrency, seconds)
+        if mode == "stream":
+            await load.stream(stub.RouteStream(metadata=metadata), wanted)
+        else:
+            await load.calls(callers, rate)
         return load.figures(time.perf_counter() - began)
 
 
