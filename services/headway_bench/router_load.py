@@ -2,7 +2,8 @@
 
 `python -m headway_bench.router_load PORT MODE CONCURRENCY SECONDS PROMPT_BYTES TOKEN RATE KIND` prints a JSON object.
 MODE: `unary`, `connect` (the same calls by the Connect protocol), or `stream`.
-RATE: routes a second, where they are calls; 0: as many as are answered. KIND of prompts: `text`, or `tokens`: bytes as ids.
+RATE: routes a second, where they are calls; 0: as many as are answered. KIND of prompts: `text`, or `tokens`: bytes as
+ids.
 """
 
 import asyncio
@@ -138,9 +139,10 @@ async def _run(
         callers: list[Caller] = []
         if mode == "connect":
             bodies = cycle([each.SerializeToString() for each in requests])
-            callers = [ConnectCaller(token, bodies) for _ in range(concurrency)]
-            for caller in callers:
-                await stack.enter_async_context(caller.connected(int(port)))
+            connections = [ConnectCaller(token, bodies) for _ in range(concurrency)]
+            for connection in connections:
+                await stack.enter_async_context(connection.connected(int(port)))
+            callers = [*connections]
         else:
             metadata = (("authorization", f"Bearer {token}"),) if token else None
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
