@@ -28,6 +28,7 @@ bench: venv ## Measure what a request costs: in process, by stream, by calls, an
 	$(BIN)/headway bench route --mode inproc
 	$(BIN)/headway bench route --mode stream
 	$(BIN)/headway bench route --mode unary --concurrency 16
+	$(BIN)/headway bench route --mode connect --concurrency 16
 	$(BIN)/headway bench index
 
 bench-decisions: venv ## Run adaptive against every peer; HEADWAY_TRACES names a folder of public traces (docs/benchmarks.md)
