@@ -79,15 +79,15 @@ class HttpDoor:
         Raises InvalidField where it does not come in or is not what it says, UnknownEncoding, and
         HTTPRequestEntityTooLarge while it still comes in.
         """
-        encoding = request.headers.get("Content-Encoding", "identity").lower()
-        if encoding not in ENCODINGS:
-            raise UnknownEncoding(encoding)
         try:
             raw = await self._raw(request)
         except web.RequestPayloadError:
             raise InvalidField("body", "broke off") from None
+        encoding = request.headers.get("Content-Encoding", "identity").lower()
         if encoding == "identity" or not raw:
             return raw
+        if encoding not in ENCODINGS:
+            raise UnknownEncoding(encoding)
         return _decoded(raw, self._longest_body) if len(raw) <= _SMALL else await self._decoded_aside(raw)
 
     async def _raw(self, request: web.Request) -> bytes:
@@ -127,7 +127,8 @@ async def deliver(
     try:
         await response.prepare(request)
         await response.write_eof()
-    except BaseException:
+    except BaseException as error:
         take_back()
-        raise
+        if not isinstance(error, ConnectionError):  # of which aiohttp finds out by itself
+            raise
     return response

@@ -306,7 +306,7 @@ async def test_a_held_call_is_answered_when_there_is_room(client, rig):
     assert (await call).endpoint.address == "10.0.0.1:8000"
 
 
-async def test_a_held_call_that_is_abandoned_leaves_no_trace(client, rig):
+async def test_a_held_call_that_is_abandoned_leaves_no_trace(client, rig, caplog):
     saturated(rig)
     call = asyncio.create_task(client.route())
     await eventually(lambda: len(rig.dispatcher.holds) == 1)
@@ -314,9 +314,10 @@ async def test_a_held_call_that_is_abandoned_leaves_no_trace(client, rig):
     await eventually(lambda: not len(rig.dispatcher.holds))
     freed(rig)
     assert rig.is_empty()
+    assert not caplog.records
 
 
-async def test_who_leaves_between_decision_and_answer_leaves_no_reservation(rig):
+async def test_who_leaves_between_decision_and_answer_leaves_no_reservation(rig, caplog):
     """Its connection ends in the turn of the event loop that decides."""
     method = HttpMethods(rig.scheduler, lambda _: "").unary[ROUTE]
     reserved = []
@@ -337,6 +338,7 @@ async def test_who_leaves_between_decision_and_answer_leaves_no_reservation(rig)
     await http.stop()
     assert len(reserved) == 1
     assert rig.is_empty()
+    assert not caplog.records
 
 
 # Who calls
