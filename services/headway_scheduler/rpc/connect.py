@@ -25,8 +25,8 @@ from headway_scheduler.rpc.json_bodies import from_json, to_json
 
 __all__ = ["Connect"]
 
-VERSION_HEADER: Final = "Connect-Protocol-Version"
-TIMEOUT_HEADER: Final = "Connect-Timeout-Ms"
+_VERSION: Final = "Connect-Protocol-Version"
+_TIMEOUT: Final = "Connect-Timeout-Ms"
 _LONGEST_TIMEOUT: Final = 10
 """Digits."""
 
@@ -114,6 +114,7 @@ class Connect:
                 codec = _codec(request)
                 if codec is None:
                     return web.Response(status=415, headers={"Accept-Post": ", ".join(_CODECS)})
+                _check_version(request)
                 remaining_s = _remaining_s(request)
                 if remaining_s is None:
                     answer = await self._call(request, method, codec, None)
@@ -171,17 +172,20 @@ def _codec(request: web.Request) -> _Codec | None:
     return _CODECS.get(request.headers.get("Content-Type", "")) or _CODECS.get(_content_type(request))
 
 
-def _remaining_s(request: web.Request) -> float | None:
-    """How long the caller waits, None if it does not say. Raises _ProtocolError; also where its version is not ours."""
-    headers = request.headers
-    version = headers.get(VERSION_HEADER, "1")
+def _check_version(request: web.Request) -> None:
+    """Raises _ProtocolError where it is not ours; who says none, as curl, is taken at his word."""
+    version = request.headers.get(_VERSION, "1")
     if version != "1":
-        raise _ProtocolError("invalid_argument", f'{VERSION_HEADER}: {version!r} is not "1"')
-    value = headers.get(TIMEOUT_HEADER)
+        raise _ProtocolError("invalid_argument", f'{_VERSION}: {version!r} is not "1"')
+
+
+def _remaining_s(request: web.Request) -> float | None:
+    """How long the caller waits, None if it does not say. Raises _ProtocolError."""
+    value = request.headers.get(_TIMEOUT)
     if value is None:
         return None
     if not (value.isascii() and value.isdecimal()) or len(value) > _LONGEST_TIMEOUT:
-        raise _ProtocolError("invalid_argument", f"{TIMEOUT_HEADER}: {value!r} is no number of milliseconds")
+        raise _ProtocolError("invalid_argument", f"{_TIMEOUT}: {value!r} is no number of milliseconds")
     if int(value) == 0:
         raise _ProtocolError("deadline_exceeded", "the deadline was exceeded")
     return int(value) / 1000.0
