@@ -4,19 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help venv demo up bench bench-decisions test test-system test-vllm docs check format protos baseline lock clean
+.PHONY: help venv native demo up bench bench-decisions test test-system test-vllm docs check format protos baseline lock clean
 .DEFAULT_GOAL := help
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-venv: $(VENV)/.installed ## Set up .venv, where the `headway` command lives
+venv: $(VENV)/.installed native ## Set up .venv, where the `headway` command lives
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+native: $(VENV)/.installed ## Compile the decision path, where a C compiler is; HEADWAY_INTERPRETED=1 does without
+	test -n "$(HEADWAY_INTERPRETED)" || $(BIN)/python tools/compile.py
 
 demo: venv ## Show what Headway is worth: round robin against adaptive on eight emulated GPUs
 	$(BIN)/headway demo
@@ -28,6 +31,7 @@ bench: venv ## Measure what a request costs: in process, by stream, by calls, an
 	$(BIN)/headway bench route --mode inproc
 	$(BIN)/headway bench route --mode stream
 	$(BIN)/headway bench route --mode unary --concurrency 16
+	$(BIN)/headway bench route --mode connect --concurrency 16
 	$(BIN)/headway bench index
 
 bench-decisions: venv ## Run adaptive against every peer; HEADWAY_TRACES names a folder of public traces (docs/benchmarks.md)
@@ -72,4 +76,4 @@ lock: venv ## Resolve the dependencies again
 		--extra dev pyproject.toml -o requirements.lock
 
 clean: ## Remove what the other targets made
-	rm -rf $(VENV) .venv-vllm .cache build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .headway
+	rm -rf $(VENV) services/headway_scheduler/_native .venv-vllm .cache build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .headway

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 
 import typer
 from headway_cli.local.processes import LocalStackError
+from headway_scheduler.native import VARIABLE, why_interpreted
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -52,6 +53,7 @@ class Mode(StrEnum):
     """How requests come to the scheduler."""
 
     UNARY = "unary"
+    CONNECT = "connect"
     STREAM = "stream"
     INPROC = "inproc"
 
@@ -79,7 +81,9 @@ def envoy(
 
 @bench_app.command()
 def route(
-    mode: Annotated[Mode, typer.Option(help="A call each, one coalesced stream, or no wire at all.")] = Mode.STREAM,
+    mode: Annotated[
+        Mode, typer.Option(help="A call each, by gRPC or by Connect, one coalesced stream, or no wire at all.")
+    ] = Mode.STREAM,
     endpoints: Annotated[int, typer.Option(min=1, max=50_000, help="Engines in the fleet.")] = 100,
     prompt_bytes: PromptOption = 2048,
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Requests in flight.")] = 64,
@@ -94,6 +98,8 @@ def route(
 ) -> None:
     """Requests routed, reported first-token and finished, beside a bare gRPC echo of the same messages."""
     if mode is Mode.INPROC:
+        if flame and not why_interpreted():
+            raise typer.BadParameter(f"it is drawn of Python's frames: set {VARIABLE}=1", param_hint="--flame")
         inproc = InprocSettings(endpoints, prompt_bytes, concurrency, strategy, seconds, observability)
         with sampled("run") if flame else nullcontext(Counter[Stack]()) as stacks:
             _print(_checked(lambda: measure_inproc(inproc)), output)

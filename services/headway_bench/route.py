@@ -3,7 +3,7 @@
 import statistics
 import tempfile
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,16 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from headway.admin.v1 import admin_pb2, admin_pb2_grpc
 
 from headway_bench.figures import BenchError, Json
-from headway_bench.processes import ADMIN_TOKEN, ROUTER_TOKEN, cpu_s, fleet_of, run_json, scheduler_process, serving
+from headway_bench.processes import (
+    ADMIN_TOKEN,
+    ROUTER_TOKEN,
+    cpu_s,
+    fleet_of,
+    http_port,
+    run_json,
+    scheduler_process,
+    serving,
+)
 
 __all__ = ["RouteSettings", "addresses_of", "load_of", "measure_route", "use_strategy"]
 
@@ -21,7 +30,10 @@ _ROUNDS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class RouteSettings:
-    """How it is measured. `seconds`: of all rounds of one server together."""
+    """How it is measured. `seconds`: of all rounds of one server together.
+
+    `mode` is how requests come to the scheduler; to the echo they come by gRPC: by `connect`, too, as unary calls.
+    """
 
     mode: str = "unary"
     endpoints: int = 100
@@ -41,15 +53,18 @@ async def measure_route(settings: RouteSettings) -> Json:
         await use_strategy(scheduler[1], settings.strategy, admin)
         await stack.enter_async_context(fleet_of(scheduler[1], addresses_of(settings.endpoints), admin))
         echo = await stack.enter_async_context(serving("headway_bench.echo"))
+        echoed_by = settings
+        if settings.mode == "connect":
+            scheduler, echoed_by = (scheduler[0], http_port(directory)), replace(settings, mode="unary")
         ours, bare, alone, bare_alone = [], [], [], []
         for turn in range(_ROUNDS + 1):
             seconds = settings.seconds / _ROUNDS if turn else min(1.0, settings.seconds / _ROUNDS)
-            found, found_bare = await load_of(scheduler, settings, seconds), await load_of(echo, settings, seconds)
+            found, found_bare = await load_of(scheduler, settings, seconds), await load_of(echo, echoed_by, seconds)
             if turn:  # the first one warms up
                 ours.append(found)
                 bare.append(found_bare)
                 alone.append(await load_of(scheduler, settings, seconds / 2, alone=True))
-                bare_alone.append(await load_of(echo, settings, seconds / 2, alone=True))
+                bare_alone.append(await load_of(echo, echoed_by, seconds / 2, alone=True))
     found, echoed = _medians(ours), _medians(bare)
     one = _medians(alone)
     one["echo_p50_us"] = _medians(bare_alone)["p50_us"]

@@ -1,9 +1,10 @@
 """A data plane that does nothing else: it routes, and reports first tokens and ends.
 
 `python -m headway_bench.router_load PORT MODE CONCURRENCY SECONDS PROMPT_BYTES TOKEN RATE KIND [ECHO_PORT]` prints a
-JSON object. RATE 0: CONCURRENCY requests at a time, as fast as they are answered; else so many a second, sent when they
-are due, whatever is answered by then. KIND of prompts: `text`, or `tokens`: bytes as ids. ECHO_PORT: a bare echo, which
-is asked beside it, a few times a second: what it takes there is this machine's and this process's own.
+JSON object. MODE: `unary`, `connect` (the same calls by the Connect protocol), or `stream`. RATE 0: CONCURRENCY
+requests at a time, as fast as they are answered; else so many a second, sent when they are due, whatever is answered
+by then. KIND of prompts: `text`, or `tokens`: bytes as ids. ECHO_PORT: a bare echo, which is asked beside it, a few
+times a second: what it takes there is this machine's and this process's own.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ import uvloop
 from headway.routing.v1 import routing_pb2 as pb
 from headway.routing.v1 import routing_pb2_grpc
 
+from headway_bench.connect_load import Caller, ConnectCaller
 from headway_bench.figures import Json, percentile
 from headway_bench.processes import calm_collector
 from headway_bench.prompts import prompts_of
@@ -45,6 +47,20 @@ def _reports(reservation_id: str, prompt_tokens: int) -> Iterator[pb.Report]:
     yield pb.Report(reservation_id=reservation_id, finished=finished)
 
 
+class _GrpcCaller:
+    """Calls by gRPC; all share one channel."""
+
+    def __init__(self, channel: Any, metadata: Any, requests: Iterator[pb.RouteRequest]) -> None:
+        self._stub, self._metadata, self._requests = routing_pb2_grpc.RouterStub(channel), metadata, requests
+
+    async def route(self) -> pb.RouteResponse:
+        answer: pb.RouteResponse = await self._stub.Route(next(self._requests), metadata=self._metadata)
+        return answer
+
+    async def report(self, request: pb.ReportRequest) -> None:
+        await self._stub.Report(request, metadata=self._metadata)
+
+
 class _Load:
     """Requests until the time is over."""
 
@@ -64,30 +80,47 @@ class _Load:
         self._until = self._began + self._seconds
 
     async def unary(self, concurrency: int) -> None:
-        """Callers, each with one request at a time."""
-        await asyncio.gather(*(self._caller() for _ in range(concurrency)))
+        """Callers by gRPC, each with one request at a time."""
+        await self._calls([self._grpc()] * concurrency)
 
-    async def _caller(self) -> None:
+    async def connect(self, concurrency: int, port: int, token: str) -> None:
+        """Callers by the Connect protocol, each with a connection and one request at a time."""
+        bodies = cycle([each.SerializeToString() for each in self._all])
+        async with contextlib.AsyncExitStack() as connections:
+            callers = [ConnectCaller(token, bodies) for _ in range(concurrency)]
+            for caller in callers:
+                await connections.enter_async_context(caller.connected(port))
+            self._start()
+            await self._calls(callers)
+
+    async def _calls(self, callers: Sequence[Caller]) -> None:
+        await asyncio.gather(*map(self._calls_of, callers))
+
+    async def _calls_of(self, caller: Caller) -> None:
         while time.perf_counter() < self._until:
-            await self._call(time.perf_counter())
+            await self._call(caller, time.perf_counter())
+
+    def _grpc(self) -> Caller:
+        return _GrpcCaller(self._channel, self._metadata, self._requests)
 
     async def paced_unary(self, rate: float) -> None:
         """Requests when they are due."""
         await self._channel.channel_ready()
+        caller = self._grpc()
         self._start()
         async with asyncio.TaskGroup() as calls:
             async for many in self._due(rate):
                 for _ in range(many):
-                    calls.create_task(self._call(time.perf_counter()))
+                    calls.create_task(self._call(caller, time.perf_counter()))
 
-    async def _call(self, began: float) -> None:
+    async def _call(self, caller: Caller, began: float) -> None:
         """A Route call, and one Report call with both of its reports."""
         try:
-            answer = await self._stub.Route(next(self._requests), metadata=self._metadata)
+            answer = await caller.route()
             self._latencies.append(time.perf_counter() - began)
             reports = _reports(answer.reservation_id, answer.decision.prompt_tokens)
-            await self._stub.Report(pb.ReportRequest(reports=reports), metadata=self._metadata)
-        except grpc.aio.AioRpcError:
+            await caller.report(pb.ReportRequest(reports=reports))
+        except (grpc.aio.AioRpcError, ConnectionError):
             self._failed += 1
 
     async def _due(self, rate: float) -> AsyncIterator[int]:
@@ -281,6 +314,8 @@ async def _run(
         if rate:
             paced = _Load.paced_stream if mode == "stream" else _Load.paced_unary
             await asyncio.gather(paced(load, rate), *([paced(echo, _ECHOES_PER_S)] if echo_port else []))
+        elif mode == "connect":
+            await load.connect(concurrency, int(port), token)
         else:
             await (load.stream if mode == "stream" else load.unary)(concurrency)
         cores = (time.process_time() - before) / (time.perf_counter() - began)

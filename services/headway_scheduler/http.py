@@ -1,4 +1,4 @@
-"""The HTTP port: liveness, readiness, metrics, and Route and Report as JSON."""
+"""The HTTP port: liveness, readiness, metrics, our services by the Connect protocol, and Route and Report as JSON."""
 
 import ssl
 from collections.abc import Callable
@@ -11,6 +11,9 @@ from headway_scheduler.envoy.light import LightPicker
 from headway_scheduler.envoy.light_http import LightHttp
 from headway_scheduler.exposition import SchedulerCollector
 from headway_scheduler.rpc.calls import UnaryCalls
+from headway_scheduler.rpc.connect import Connect
+from headway_scheduler.rpc.http_door import HttpDoor
+from headway_scheduler.rpc.http_methods import HttpMethods
 from headway_scheduler.rpc.json_api import JsonApi
 from headway_scheduler.tls import CertificateFiles, http_context
 
@@ -18,9 +21,9 @@ __all__ = ["HttpServer"]
 
 
 class HttpServer:
-    """Serves `/healthz`, `/readyz`, `/metrics` and `JsonApi`. `port` is the port it listens on, once started.
+    """Serves `/healthz`, `/readyz`, `/metrics`, `Connect`, `JsonApi` and `LightHttp`.
 
-    `mount` adds what else is served there.
+    `port` is the port it listens on, once started; `mount` adds what else is served there.
     """
 
     def __init__(self, scheduler: Scheduler, mount: Callable[[web.UrlDispatcher], None] = lambda _router: None) -> None:
@@ -32,12 +35,17 @@ class HttpServer:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._scrape)
-        json_api, calls = JsonApi(scheduler), UnaryCalls(scheduler)
-        json_api.add_to(app.router)
-        LightHttp(LightPicker(scheduler, calls), calls, json_api.admit).add_to(app.router)
+        door, calls = HttpDoor(scheduler), UnaryCalls(scheduler)
+        methods = HttpMethods(scheduler, door.authenticator.tenant_of)
+        Connect(door, methods).add_to(app.router)
+        JsonApi(door, methods).add_to(app.router)
+        LightHttp(LightPicker(scheduler, calls), calls, door).add_to(app.router)
         mount(app.router)
         # A call that its caller abandons is cancelled, as with gRPC: what it waits for or was given is let go.
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
+        # Bodies are decoded by `HttpDoor`: what aiohttp cannot decode it answers itself, in nobody's terms.
+        self._runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=0.5, auto_decompress=False
+        )
 
     async def start(self, listen: str) -> None:
         """Listen on `HOST:PORT`. Raises OSError if the address is taken."""

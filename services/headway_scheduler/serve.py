@@ -21,6 +21,7 @@ from headway_scheduler.collector import calm_collector, collect_garbage
 from headway_scheduler.config import Config
 from headway_scheduler.errors import HeadwayError
 from headway_scheduler.http import HttpServer
+from headway_scheduler.native import why_interpreted
 from headway_scheduler.server import GrpcServer
 from headway_scheduler.store.embedded import EmbeddedPostgres
 from headway_scheduler.store.leader_lock import PostgresLeaderLock
@@ -91,7 +92,8 @@ async def serve(config: Config) -> None:
         ports = {"grpc": grpc_server.port, "http": http.port}
         if config.listen_mtls:
             ports["mtls"] = grpc_server.mtls_port
-        log.info("listening", **ports)
+        interpreted = why_interpreted()
+        log.info("listening", **ports, decisions=f"interpreted: {interpreted}" if interpreted else "compiled")
         if config.port_file is not None:
             _write_ports(config.port_file, ports)
         await stop.wait()

@@ -10,9 +10,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
-from headway.admin.v1 import admin_pb2, admin_pb2_grpc
-from headway.fleet.v1 import fleet_pb2, fleet_pb2_grpc
-from headway.routing.v1 import routing_pb2, routing_pb2_grpc
+from headway.admin.v1 import admin_pb2
+from headway.fleet.v1 import fleet_pb2
+from headway.routing.v1 import routing_pb2
 from headway.telemetry.v1 import telemetry_pb2
 
 from headway_scheduler.app import Scheduler
@@ -21,12 +21,9 @@ from headway_scheduler.envoy.services import ADMIT_THEMSELVES, EXT_PROC, EnvoySe
 from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.failures import Failures
-from headway_scheduler.rpc.fleet import FleetService
 from headway_scheduler.rpc.interceptors import CheckedServices
-from headway_scheduler.rpc.live import admin_service
-from headway_scheduler.rpc.router import RouterService
+from headway_scheduler.rpc.services import add_services
 from headway_scheduler.rpc.streams import SWEEP_S, Streams
-from headway_scheduler.rpc.telemetry import TelemetryService
 from headway_scheduler.tls import CertificateFiles, server_credentials
 
 __all__ = ["GrpcServer"]
@@ -89,10 +86,7 @@ class GrpcServer:
         self._health = HealthServicer()
         self._saying: asyncio.Task[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._health, services)  # type: ignore[no-untyped-call]
-        routing_pb2_grpc.add_RouterServicer_to_server(RouterService(scheduler, authenticator.tenant_of), services)
-        TelemetryService(scheduler).add_to(services)
-        fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(scheduler), services)
-        admin_pb2_grpc.add_AdminServicer_to_server(admin_service(scheduler), services)
+        add_services(scheduler, authenticator.tenant_of, services)
         self._envoy = EnvoyServices(scheduler, authenticator, self.streams)
         self._envoy.add_to(services)
         served = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)

@@ -16,6 +16,7 @@ from headway.telemetry.v1.telemetry_pb2_grpc import TelemetryStub
 from headway_cli.app import build
 from headway_scheduler.app import Scheduler
 from headway_scheduler.config import Config
+from headway_scheduler.http import HttpServer
 from headway_scheduler.server import GrpcServer
 from headway_scheduler.store.postgres import PostgresStore
 from typer.testing import CliRunner, Result
@@ -54,8 +55,8 @@ class Headway:
 class RunningScheduler:
     """A scheduler and its loop."""
 
-    def __init__(self, address: str, scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
-        self.address, self.scheduler = address, scheduler
+    def __init__(self, address: str, http: str, scheduler: Scheduler, loop: asyncio.AbstractEventLoop) -> None:
+        self.address, self.http, self.scheduler = address, http, scheduler
         self._loop = loop
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -79,16 +80,18 @@ def running_scheduler(database_url: str, **settings: Any) -> Iterator[RunningSch
         stop = asyncio.Event()
         store = PostgresStore(database_url)
         scheduler = Scheduler(config, store)
-        server = GrpcServer(scheduler, config)
+        server, http = GrpcServer(scheduler, config), HttpServer(scheduler)
         loop = asyncio.get_running_loop()
         try:
             await scheduler.start()
             await server.start()
-            running = RunningScheduler(f"127.0.0.1:{server.port}", scheduler, loop)
+            await http.start(config.listen_http)
+            running = RunningScheduler(f"127.0.0.1:{server.port}", f"127.0.0.1:{http.port}", scheduler, loop)
             started.put((running, lambda: loop.call_soon_threadsafe(stop.set)))
             await stop.wait()
         finally:
             await server.stop(0)
+            await http.stop()
             await scheduler.stop()
             await store.close()
 

@@ -85,7 +85,7 @@ class LightPicker:
         try:
             self._fixed_bodies.check(decision, asked, principal, route.tenant)
         except HeadwayError as error:
-            self._calls.give_back(decision, principal)
+            self._calls.give_back(decision.reservation_id, principal)
             self._scheduler.count_refusal(error)
             raise
         return Pick(

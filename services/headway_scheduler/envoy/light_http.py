@@ -4,21 +4,21 @@ What HTTP cannot say: settings by route other than by header, headers to remove,
 takes for our own failure.
 """
 
-from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 from headway_openai.errors import ApiError
 
-from headway_scheduler.domain.desired import Principal
 from headway_scheduler.envoy.head import head_of
 from headway_scheduler.envoy.light import CHECK, OBSERVATION, RESERVATION, LightPicker
 from headway_scheduler.envoy.plane import UserKeys, plane_of
 from headway_scheduler.errors import HeadwayError, InvalidField
 from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.calls import UnaryCalls
+from headway_scheduler.rpc.http_door import HttpDoor, deliver
 from headway_scheduler.rpc.http_refusals import api_error
-from headway_scheduler.rpc.json_api import read_body, timeout_s
+from headway_scheduler.rpc.json_api import timeout_s
 
 __all__ = ["LightHttp"]
 
@@ -26,15 +26,12 @@ _PREFIX: Final = "/ext_authz"
 _BODY_BYTES: Final = "x-headway-body-bytes"
 """The whole body's length, where Envoy sends its beginning only: its own content-length is the part's then."""
 
-Admit = Callable[[web.Request, str], Principal]
-"""Who calls, if he may call this method. Raises NoCredential, NotPermitted."""
-
 
 class LightHttp:
     """Answers `/ext_authz/…`: 200 with the headers to give to the request, or the refusal for its client."""
 
-    def __init__(self, picker: LightPicker, calls: UnaryCalls, admit: Admit) -> None:
-        self._picker, self._calls, self._admit = picker, calls, admit
+    def __init__(self, picker: LightPicker, calls: UnaryCalls, door: HttpDoor) -> None:
+        self._picker, self._calls, self._door = picker, calls, door
 
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Serve it there."""
@@ -42,14 +39,14 @@ class LightHttp:
 
     async def _check(self, request: web.Request) -> web.StreamResponse:
         try:
-            principal = self._admit(request, CHECK)
+            principal = self._door.admit(request, CHECK)
             values = {name.lower(): value for name, value in request.headers.items()}
             plane = plane_of(values.items())
             if plane.user_keys is not UserKeys.NO:
                 raise InvalidField("x-headway-user-keys", "over HTTP the authorization is the plane's own")
             values[":path"] = request.raw_path[len(_PREFIX) :]
             values["content-length"] = values.get(_BODY_BYTES, values.get("content-length", ""))
-            raw = await read_body(request)
+            raw = await self._door.read(request)
             pick = await self._picker.pick(principal, plane, head_of(values), request.method, raw, timeout_s(request))
         except ApiError as error:
             return _refused(error)
@@ -65,14 +62,8 @@ class LightHttp:
         if pick.decision is None:
             return web.Response(headers=headers)
         headers[RESERVATION] = pick.decision.reservation_id
-        response = web.Response(headers=headers)
-        try:
-            await response.prepare(request)
-            await response.write_eof()
-        except BaseException:  # Envoy left between decision and answer
-            self._calls.give_back(pick.decision, principal)
-            raise
-        return response
+        give_back = partial(self._calls.give_back, pick.decision.reservation_id, principal)
+        return await deliver(request, web.Response(headers=headers), give_back)
 
 
 def _refused(error: ApiError) -> web.Response:

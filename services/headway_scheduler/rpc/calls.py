@@ -82,10 +82,10 @@ class UnaryCalls:
         now = self._scheduler.clock()
         return self._scheduler.reporting.apply(self.owner(principal), reservation_id, report, now)
 
-    def give_back(self, decision: Decision, principal: Principal) -> None:
+    def give_back(self, reservation_id: str, principal: Principal) -> None:
         """The caller left before it had its answer: end what was reserved, unless a retry shares it."""
         scheduler = self._scheduler
-        scheduler.dispatcher.give_back(decision.reservation_id, self.owner(principal), scheduler.clock())
+        scheduler.dispatcher.give_back(reservation_id, self.owner(principal), scheduler.clock())
 
     def owner(self, principal: Principal) -> Owner:
         """Who holds what this principal's calls reserve."""

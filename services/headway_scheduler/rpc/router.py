@@ -46,6 +46,10 @@ class RouterService(routing_pb2_grpc.RouterServicer):
         remaining_s = context.time_remaining()
         return decision_to_proto(await self._calls.route(request, current_principal(), remaining_s))
 
+    def take_back(self, answer: pb.RouteResponse) -> None:
+        """End what this answer reserved: its caller, whose call this task handles, left before it had it."""
+        self._calls.give_back(answer.reservation_id, current_principal())
+
     async def Report(self, request: pb.ReportRequest, context: Context) -> pb.ReportResponse:  # noqa: N802
         """Apply a batch of reports."""
         await self._scheduler.opened()

@@ -68,7 +68,7 @@ class TelemetryService:
         self._scheduler = scheduler
         self._scanner = SampleScanner()
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def add_to(self, server: "grpc.aio.Server | grpc.Server") -> None:
         """As generated code would, but messages come as bytes: of most no objects need be made."""
         connect: grpc.RpcMethodHandler[bytes, pb.ConnectResponse] = grpc.stream_stream_rpc_method_handler(
             self.Connect, response_serializer=pb.ConnectResponse.SerializeToString

@@ -21,7 +21,7 @@ def nothing_left_behind():
     assert not [line for line in left if "headway_bench" in line or "headway_scheduler" in line]
 
 
-@pytest.mark.parametrize("mode", ["unary", "stream"])
+@pytest.mark.parametrize("mode", ["unary", "connect", "stream"])
 async def test_a_route_is_measured_beside_its_echo(mode):
     settings = RouteSettings(mode, endpoints=3, prompt_bytes=600, concurrency=4, seconds=0.6)
     found = await measure_route(settings)

@@ -86,8 +86,11 @@ async def test_no_token_and_no_prompt_is_written_anywhere(database_url, log, cap
         async with aiohttp.ClientSession() as session:
             url = f"http://127.0.0.1:{http.port}"
             headers = {"Authorization": f"Bearer {WRONG}"}
-            async with session.post(f"{url}/v1/route", json={"model": "m", "text": PROMPT}, headers=headers) as answer:
-                said.append(await answer.text())
+            for path in ("v1/route", "headway.routing.v1.Router/Route"):
+                body = {"model": "m", "text": PROMPT}
+                async with session.post(f"{url}/{path}", json=body, headers=headers) as answer:
+                    assert answer.status == 401
+                    said.append(await answer.text())
             async with session.get(f"{url}/metrics") as answer:
                 said.append(await answer.text())
         await http.stop()

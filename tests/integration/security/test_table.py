@@ -4,6 +4,9 @@ The methods are those of the services' descriptors: a new one is tested from its
 """
 
 import asyncio
+import contextlib
+import http.client
+import json
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -99,6 +102,45 @@ def test_each_role_may_do_what_it_may_and_nothing_else(server, path, role):
         assert found not in REFUSED
     else:
         assert found == "PERMISSION_DENIED"
+
+
+@pytest.mark.parametrize("caller", [*NOBODY, *(role.value for role in Role)])
+def test_by_the_connect_protocol_the_table_is_the_same(server, caller):
+    """Our services' methods over HTTP: what may be called is answered, and streams are said to be elsewhere."""
+    found, expected = {}, {}
+    with contextlib.closing(http.client.HTTPConnection(server.running.http, timeout=20)) as connection:
+        for path in sorted(path for path in ROLES if path.startswith("/headway.")):
+            method, code = METHODS[path], by_connect(connection, METHODS[path], path, server.callers[caller])
+            streams = method.client_streaming or method.server_streaming
+            if caller in NOBODY:
+                expected[path] = "unauthenticated"
+            elif Role(caller) not in ROLES[path]:
+                expected[path] = "permission_denied"
+            else:  # an empty request may be a wrong one, but its caller is right
+                expected[path] = "unimplemented" if streams else "answered"
+                code = "answered" if not streams and code not in ("unauthenticated", "permission_denied") else code
+            found[path] = code
+    assert found == expected
+
+
+@pytest.mark.parametrize("path", sorted(path for path in METHODS if not path.startswith("/headway.")))
+def test_others_services_are_not_served_by_it(server, path):
+    with contextlib.closing(http.client.HTTPConnection(server.running.http, timeout=20)) as connection:
+        assert by_connect(connection, METHODS[path], path, server.callers["admin"]) == "404"
+
+
+def by_connect(connection, method, path, metadata):
+    """The code that a call with an empty request is answered over HTTP; `OK`; an HTTP status where it has no code."""
+    streams = method.client_streaming or method.server_streaming
+    kind = "application/connect+proto" if streams else "application/proto"
+    connection.request("POST", path, b"", {"Content-Type": kind, **{key.title(): value for key, value in metadata}})
+    answer = connection.getresponse()
+    body = answer.read()
+    if streams and answer.status == 200:
+        return json.loads(body[5:])["error"]["code"]
+    if answer.getheader("Content-Type") == "application/json":
+        return json.loads(body)["code"]
+    return "OK" if answer.status == 200 else str(answer.status)
 
 
 def outcome(server, path, caller):

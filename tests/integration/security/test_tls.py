@@ -1,6 +1,7 @@
 """TLS: whom clients trust, whom the scheduler trusts, and certificates that are renewed while it runs."""
 
 import asyncio
+import itertools
 import shutil
 import ssl
 from dataclasses import replace
@@ -29,6 +30,7 @@ SERVER = {"tls_certificate": TLS / "loopback-certificate.pem", "tls_key": TLS / 
 MUTUAL = {**SERVER, "tls_client_ca": TLS / "client-ca.pem", "require_credentials": True}
 AGENT = "spiffe://headway.test/agent/node-a"
 ROUTER = "gateway.headway.test"
+PATHS = ("/v1/report", "/headway.routing.v1.Router/Report")
 
 
 def trusting(roots="loopback-certificate.pem", client=None):
@@ -151,16 +153,17 @@ async def test_http_knows_certificates_too(mutual):
     http = HttpServer(mutual.scheduler)
     await http.start("127.0.0.1:0")
     statuses = {}
-    for client in (None, "client-router", "client-unknown"):
+    for path, client in itertools.product(PATHS, (None, "client-router", "client-unknown")):
         context = ssl.create_default_context(cafile=TLS / "loopback-certificate.pem")
         if client is not None:
             context.load_cert_chain(TLS / f"{client}.pem", TLS / f"{client}-key.pem")
         async with aiohttp.ClientSession() as session:
-            url = f"https://127.0.0.1:{http.port}/v1/report"
+            url = f"https://127.0.0.1:{http.port}{path}"
             async with session.post(url, json={"reports": []}, ssl=context) as answer:
-                statuses[client] = answer.status
+                statuses[path, client] = answer.status
     await http.stop()
-    assert statuses == {None: 401, "client-router": 200, "client-unknown": 401}
+    expected = {None: 401, "client-router": 200, "client-unknown": 401}
+    assert statuses == {(path, client): status for path in PATHS for client, status in expected.items()}
 
 
 async def test_agent_client_gateway_and_command_line_show_certificates(mutual):
