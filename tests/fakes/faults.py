@@ -1,26 +1,25 @@
 """Faults planted in what a decision reads: compiled code lets nobody replace its own methods."""
 
-from headway_scheduler.domain.request import Subset
+from contextlib import contextmanager
+
+from headway_scheduler.admission.values import Work
 
 
-class Breaking(dict):
-    """Labels of a subset that break a pass over the holds while `when` says so.
+@contextmanager
+def breaking(when):
+    """Whoever looks up the prefix of a request breaks, while `when(work)` says so."""
+    data = Work.data
 
-    A pass looks at them first to tell pools apart, and then, at the second look, to find endpoints.
-    """
-
-    def __init__(self, when):
-        self.when, self.looks = when, 0
-
-    @property
-    def subset(self):
-        return Subset(labels=self)
-
-    def items(self):
-        self.looks += self.when()
-        if self.looks == 2:
+    def broken(work):
+        if when(work):
             raise ZeroDivisionError
-        return super().items()
+        return data.__get__(work)
+
+    Work.data = property(broken)
+    try:
+        yield
+    finally:
+        Work.data = data
 
 
 def outcomes(fleet):

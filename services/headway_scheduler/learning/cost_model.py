@@ -23,7 +23,6 @@ from headway_scheduler.learning.values import Flight, Observation
 
 __all__ = ["CostModel", "prefill_ms", "prefill_work_ms"]
 
-_MOST_KEPT: Final = 20_000
 _OVERHEAD_MS: Final = 5.0
 """The unit of the data plane's own time: networks and proxies take a few milliseconds."""
 
@@ -59,12 +58,13 @@ class CostModel:
     """Writes the learned columns. `time_scale` divides every time: an emulated fleet may run faster than life.
 
     What is learned is kept by endpoint and engine version and survives restarts through its parts; without `learn`, the
-    priors stay. A part holds all versions of its engines, the newest one last.
+    priors stay. A part holds all versions of its engines, the newest one last. Beyond `most_kept` the oldest goes.
     """
 
     columns: Columns
     time_scale: float = 1.0
     learn: bool = True
+    most_kept: int = 20_000
     _learned: OrderedDict[str, Estimator] = field(default_factory=OrderedDict)
     _newest: dict[str, str] = field(default_factory=dict)
     _parts: Parts = field(default_factory=lambda: Parts(_engine_of))
@@ -230,7 +230,7 @@ class CostModel:
             self._learned[key] = installed.estimator
         self._learned.move_to_end(key)
         self._newest[installed.engine] = key
-        while len(self._learned) > _MOST_KEPT:
+        while len(self._learned) > self.most_kept:
             oldest, _ = self._learned.popitem(last=False)
             self._parts.remove(oldest)
             if self._newest.get(_engine_of(oldest)) == oldest:

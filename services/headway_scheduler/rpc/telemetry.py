@@ -74,6 +74,7 @@ class TelemetryService:
             self.Connect, response_serializer=pb.ConnectResponse.SerializeToString
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, {"Connect": connect}),))
+        server.add_registered_method_handlers(_SERVICE, {"Connect": connect})
 
     async def Connect(self, _: AsyncIterator[bytes], context: Context) -> None:  # noqa: N802  as in the protos
         """Hello first, then samples and events until the agent goes. Reads by the context: an iterator costs more."""

@@ -346,7 +346,7 @@ def test_while_it_is_written_down_endpoints_and_tenants_may_go():
     writing = writing_view(view, rig.scheduler, Principal("p", Role.ROUTER))
     for _ in range(4):  # who may use what, and the first endpoints
         next(writing)
-    rig.desire(tenants={"default": Tenant("default")}, bindings=[Binding("default", "all")])
+    rig.desire(tenants={"default": Tenant("default")}, bindings=(Binding("default", "all"),))
     rig.connect("n", *[spec(number) for number in range(1, 201)])
     turns = sum(1 for _ in writing)
     assert turns >= 1

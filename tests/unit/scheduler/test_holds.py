@@ -1,7 +1,7 @@
 """Holds: kept in order, answered in time, gone without a trace; and the guards that make them wait."""
 
 import pytest
-from fakes.faults import Breaking
+from fakes.faults import breaking
 from fakes.rig import Rig, desired_state, device_sample, engine_sample, gpu, spec
 from headway_scheduler.domain.decision import Decision
 from headway_scheduler.domain.desired import Binding, Tenant
@@ -223,12 +223,11 @@ class TestOrder:
         assert rig.where(answers[0]) == "1"
 
     def test_one_that_breaks_something_fails_alone(self, rig):
-        broken = False
-        _, poison = rig.hold("poison", subset=Breaking(lambda: broken).subset)
+        _, poison = rig.hold("poison")
         _, fine = rig.hold("fine")
-        broken = True
         rig.full()
-        rig.dispatcher.run_pass(rig.clock.now)
+        with breaking(lambda work: work.request.request_id == "poison"):
+            rig.dispatcher.run_pass(rig.clock.now)
         assert poison[0].reason == "INTERNAL"
         assert isinstance(fine[0], Decision)
 

@@ -10,7 +10,6 @@ from headway_scheduler.domain.request import TaskClass
 from headway_scheduler.errors import Standby, StoreDown
 from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.learned_state import LearnedState
-from headway_scheduler.learning import cost_model
 from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.learning.history import History
 from headway_scheduler.learning.parts import PARTS, Parts, part_of
@@ -299,9 +298,9 @@ async def test_the_newest_version_of_an_engine_is_the_newest_after_a_restart():
     assert after.costs.columns.tok_ms[0] == taught
 
 
-async def test_beyond_the_limit_the_oldest_goes_from_its_part(monkeypatch):
-    monkeypatch.setattr(cost_model, "_MOST_KEPT", 3)
+async def test_beyond_the_limit_the_oldest_goes_from_its_part():
     found = Scheduler(Store(), 5)
+    found.costs.most_kept = 3
     for slot in range(5):
         found.work(slot)
         await found.save()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fakes.faults import Breaking
+from fakes.faults import breaking
 from fakes.rig import MODEL, Rig, desired_state, engine_sample, spec
 from headway_scheduler.admission.holds import Waiter
 from headway_scheduler.admission.quotas import QuotaBook
@@ -29,9 +29,15 @@ def rig_of(quotas=None, strategy="gpu_aware", **model_quotas):
 
 
 def in_line(rig):
-    """A subset that breaks the pass which finds its request in the line."""
-    before = len(rig.dispatcher.holds)
-    return Breaking(lambda: len(rig.dispatcher.holds) > before).subset
+    """Everything breaks from when there is more in the line than now."""
+    before, longer = len(rig.dispatcher.holds), []
+
+    def when(_):
+        if len(rig.dispatcher.holds) > before:
+            longer.append(True)
+        return bool(longer)
+
+    return breaking(when)
 
 
 class TestByModel:
@@ -158,9 +164,9 @@ class TestEnds:
         rig.full(1, 2)
         rig.hold(tenant="a", model="n")
 
-        with pytest.raises(HeadwayError):
-            rig.route(tenant="a", subset=in_line(rig))
-        assert (rig.dispatcher.quotas.inflight("a"), rig.dispatcher.quotas.inflight("a", MODEL)) == (1, 0)
+        with in_line(rig), pytest.raises(HeadwayError):
+            rig.route(tenant="a")
+        assert (rig.dispatcher.quotas.inflight("a"), rig.dispatcher.quotas.inflight("a", MODEL)) == (0, 0)
 
 
 class TestResume:
@@ -217,10 +223,10 @@ class Conservation(RuleBasedStateMachine):
         stream=st.integers(0, 1),
         max_wait=st.sampled_from([0.0, 2.0, 30.0]),
     )
-    def route(self, model, again, tokens, stream, max_wait, subset=None):
+    def route(self, model, again, tokens, stream, max_wait):
         self.count += not again
         owner = self.streams[stream]
-        parts = {"model": model, "prompt_tokens": tokens, "max_wait_s": max_wait, "subset": subset}
+        parts = {"model": model, "prompt_tokens": tokens, "max_wait_s": max_wait}
         request = self.rig.request(f"r{self.count}", tenant="a", **parts)
         try:
             outcome = self.rig.submit(request, owner)
@@ -294,8 +300,9 @@ class Conservation(RuleBasedStateMachine):
     def a_strategy_breaks_a_pass(self):
         """A fault in the middle of a pass lets one go, and what it had taken goes once."""
         # It joins the line, and the pass that this makes fails it.
-        self.route(MODEL, False, 100, 0, 30.0, in_line(self.rig))
-        self.rig.dispatcher.run_pass(self.rig.clock.now)
+        with in_line(self.rig):
+            self.route(MODEL, False, 100, 0, 30.0)
+            self.rig.dispatcher.run_pass(self.rig.clock.now)
 
     @invariant()
     def what_is_taken_is_in_flight_or_settled(self):
