@@ -99,7 +99,7 @@ class _Agent:
     async def _hear(self) -> None:
         """See how long samples take to be acknowledged: those that are, a scheduler does not answer each."""
         while (answer := await self._call.read()) is not grpc.aio.EOF:
-            if answer.ack.sequence == self._sequence:
+            if pb.ConnectResponse.FromString(answer).ack.sequence == self._sequence:
                 self.lags.append(time.perf_counter() - self._began)
 
     def _message(self, sequence: int) -> bytes:
@@ -156,7 +156,7 @@ async def _run(port: str, nodes: int, devices: int, engines: int, hz: float, sec
     for channel in channels:
         await channel.close()
     return {
-        "samples": len(lags),
+        "samples": len(late),
         "seconds": took,
         "cpu_cores": cores,
         "lag_p99_ms": percentile(lags, 0.99) * 1e3,
