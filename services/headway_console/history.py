@@ -1,11 +1,13 @@
-"""The last ten minutes: what endpoints and the scheduler did, in rings of fixed size.
+"""The last ten minutes: what endpoints and the scheduler did, in a ring of samples.
 
-One sample in five seconds, 120 in all; 8 bytes an endpoint and sample, so that 10,000 endpoints take 16 MB.
+One sample in five seconds, 120 in all; 8 bytes an endpoint and sample, so that 10,000 endpoints take 10 to 16 MB. A
+sample is made for the fleet of its moment: a fleet that grows moves nothing.
 """
 
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -25,9 +27,10 @@ _METRICS: Final = 4
 _MOST: Final = 60_000.0
 """A half-precision number holds no more than 65,504."""
 _AT_ONCE: Final = 500
-"""Endpoints looked at in one turn of the event loop: 0.2 ms."""
+"""Endpoints looked at in one turn of the event loop: 0.5 ms."""
 
 Half = npt.NDArray[np.float16]
+_NAN: Final = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +49,17 @@ class History:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._rings: Half = np.full((_METRICS, SAMPLES, 0), np.nan, np.float16)
-        self._next = 0
+        self._samples: deque[Half] = deque(maxlen=SAMPLES)
+        self._taken = 0
+        self._since: dict[int, int] = {}
         self._counters: dict[int, tuple[float, float]] = {}
         self.totals: deque[Totals] = deque(maxlen=SAMPLES + 1)
         scheduler.fleet.on_removed.append(self._forget)
 
     @property
     def nbytes(self) -> int:
-        """Memory of the rings."""
-        return self._rings.nbytes
+        """Memory of the samples."""
+        return sum(each.nbytes for each in self._samples)
 
     async def run(self) -> None:
         """Sample until cancelled."""
@@ -67,21 +71,21 @@ class History:
         """Take one sample."""
         scheduler = self._scheduler
         columns = scheduler.fleet.columns
-        self._make_room(columns.capacity)
-        row = self._rings[:, self._next]
-        width = columns.capacity
-        row[INFLIGHT, :width] = np.minimum(columns.inflight + columns.external, _MOST)
-        row[QUEUED_MS, :width] = np.minimum(columns.prefill_us / 1e3, _MOST)
-        row[KV_USE, :width] = columns.kv_use
+        row: Half = np.empty((_METRICS, columns.capacity), np.float16)
+        row[INFLIGHT] = np.minimum(columns.inflight + columns.external, _MOST)
+        row[QUEUED_MS] = np.minimum(columns.prefill_us / 1e3, _MOST)
+        row[KV_USE] = columns.kv_use
         row[HIT_RATIO] = np.nan
         for number, endpoint in enumerate(list(scheduler.fleet.endpoints.values())):
             if number % _AT_ONCE == _AT_ONCE - 1:
                 await asyncio.sleep(0)
-            row[HIT_RATIO, endpoint.slot] = self._hit_ratio(endpoint)
+            if endpoint.slot < row.shape[1]:  # the fleet may grow meanwhile
+                row[HIT_RATIO, endpoint.slot] = self._hit_ratio(endpoint)
         unused = np.ones(row.shape[1], np.bool_)
-        unused[list(scheduler.fleet.by_slot)] = False
+        unused[[slot for slot in scheduler.fleet.by_slot if slot < row.shape[1]]] = False
         row[:, unused] = np.nan
-        self._next = (self._next + 1) % SAMPLES
+        self._samples.append(row)
+        self._taken += 1
         self.totals.append(self.now())
 
     def now(self) -> Totals:
@@ -97,10 +101,11 @@ class History:
 
     def of(self, endpoint: Endpoint, metric: int) -> list[float]:
         """One endpoint's values, oldest first, NaN where unknown."""
-        if endpoint.slot >= self._rings.shape[2]:
-            return [float("nan")] * SAMPLES
-        values: list[float] = np.roll(self._rings[metric, :, endpoint.slot], -self._next).tolist()
-        return values
+        slot = endpoint.slot
+        first = self._taken - len(self._samples)
+        since = max(first, self._since.get(slot, 0))
+        wanted = islice(self._samples, since - first, None)
+        return _padded([each.item(metric, slot) if slot < each.shape[1] else _NAN for each in wanted])
 
     def route_rates(self) -> list[float]:
         """Routes a second between samples, oldest first."""
@@ -128,27 +133,19 @@ class History:
 
     def _hit_ratio(self, endpoint: Endpoint) -> float:
         """Of the tokens looked up since the sample before."""
-        sample = endpoint.sample
-        if sample is None or sample.prefix_hits.value is None or sample.prefix_queries.value is None:
-            return float("nan")
-        now = (sample.prefix_hits.value, sample.prefix_queries.value)
+        now = endpoint.prefixes
+        if now is None:
+            return _NAN
         before = self._counters.get(endpoint.slot, now)
         self._counters[endpoint.slot] = now
-        looked_up = now[1] - before[1]
-        found = now[0] - before[0]
-        return min(1.0, found / looked_up) if looked_up > 0 <= found else float("nan")
-
-    def _make_room(self, capacity: int) -> None:
-        have = self._rings.shape[2]
-        if capacity > have:
-            more = np.full((_METRICS, SAMPLES, capacity - have), np.nan, np.float16)
-            self._rings = np.concatenate([self._rings, more], axis=2)
+        looked_up, found = now[0] - before[0], now[1] - before[1]
+        return min(1.0, found / looked_up) if looked_up > 0 <= found else _NAN
 
     def _forget(self, endpoint: Endpoint) -> None:
+        """What comes to its slot had no past there."""
         self._counters.pop(endpoint.slot, None)
-        if endpoint.slot < self._rings.shape[2]:
-            self._rings[:, :, endpoint.slot] = np.nan
+        self._since[endpoint.slot] = self._taken
 
 
 def _padded(values: list[float]) -> list[float]:
-    return [float("nan")] * (SAMPLES - len(values)) + values
+    return [_NAN] * (SAMPLES - len(values)) + values

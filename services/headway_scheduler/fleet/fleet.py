@@ -156,6 +156,16 @@ class Endpoint:
             self._sample, self.unread = self.unread.engine(self.id), None
         return self._sample
 
+    @property
+    def prefixes(self) -> tuple[float, float] | None:
+        """Prompt tokens that its engine looked up in its cache so far, and found; None: it does not say."""
+        if self.unread is not None:
+            return self.unread.prefixes(self.id)
+        sample = self._sample
+        if sample is None or sample.prefix_queries.value is None or sample.prefix_hits.value is None:
+            return None
+        return sample.prefix_queries.value, sample.prefix_hits.value
+
     def tell(self, sample: EngineSample) -> None:
         """Its engine said this."""
         self._sample, self.unread, self.ready = sample, None, sample.ready

@@ -137,6 +137,12 @@ class Readings:
         row = self._rows[endpoint_id]
         return self._newest(row, self._sample.engines[row - len(self._sample.devices)], ENGINE_NUMBERS)
 
+    def prefixes(self, endpoint_id: str) -> tuple[float, float] | None:
+        """Tokens that an engine looked up in its cache, and found; None: it does not say."""
+        cell = self._rows[endpoint_id] * _WIDTH + ENGINE_NUMBERS.index("prefix_queries")
+        queries, hits = self._values.item(cell), self._values.item(cell + 1)
+        return None if queries != queries or hits != hits else (queries, hits)
+
     def _newest(self, row: int, first: _Reading, names: tuple[str, ...]) -> _Reading:
         """What is missing is so for the same reason as at first."""
         values = self._values[row * _WIDTH : row * _WIDTH + len(names)].tolist()

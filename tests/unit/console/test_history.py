@@ -27,13 +27,24 @@ async def test_values_come_back_in_order_and_the_oldest_are_dropped():
 
 async def test_memory_is_that_of_the_fleets_room():
     scheduler, past = await followed(nodes=125)
-    await past.sample()
-    size = past.nbytes
-    assert size == 4 * SAMPLES * scheduler.fleet.columns.capacity * 2
     for _ in range(SAMPLES * 2):
         await past.sample()
-    assert past.nbytes == size
+    assert past.nbytes == 4 * SAMPLES * scheduler.fleet.columns.capacity * 2
     assert len(past.totals) == SAMPLES + 1
+
+
+async def test_a_fleet_that_grows_keeps_its_past():
+    scheduler, past = await followed()
+    endpoint = scheduler.fleet.endpoints["10.0.0.0:8000@0"]
+    scheduler.fleet.columns.prefill_us[endpoint.slot] = 7000
+    await past.sample()
+    small = scheduler.fleet.columns.capacity
+    fill(scheduler.fleet, 125, scheduler.clock())
+    assert scheduler.fleet.columns.capacity > small
+    late = max(scheduler.fleet.endpoints.values(), key=lambda each: each.slot)
+    await past.sample()
+    assert past.of(endpoint, history.QUEUED_MS)[-2:] == [7.0, 7.0]
+    assert [isnan(value) for value in past.of(late, history.QUEUED_MS)[-2:]] == [True, False]
 
 
 async def test_nothing_is_left_of_an_endpoint_that_is_gone():
