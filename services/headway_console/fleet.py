@@ -12,7 +12,7 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.names import ENDPOINTS, NODES
 from headway_scheduler.errors import DisruptionBudgetBroken, InvalidField, UnknownResource
-from headway_scheduler.fleet.fleet import Endpoint
+from headway_scheduler.fleet.members import Endpoint
 from headway_scheduler.strategies.base import SoftGuard
 from markupsafe import Markup
 

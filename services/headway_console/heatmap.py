@@ -11,7 +11,8 @@ import xxhash
 from headway_scheduler.domain.device import Device, DeviceEventKind, DeviceKind, DeviceSample
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.measurement import Measurement, MissingReason
-from headway_scheduler.fleet.fleet import Fleet, Node
+from headway_scheduler.fleet.fleet import Fleet
+from headway_scheduler.fleet.members import Node
 
 __all__ = ["METRICS", "STATES", "Cell", "NodeCells", "layout_of", "level", "read_all", "read_node", "told"]
 

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 from headway_scheduler.app import Scheduler
-from headway_scheduler.fleet.fleet import Endpoint
+from headway_scheduler.fleet.members import Endpoint
 
 __all__ = ["SAMPLES", "SAMPLE_S", "History", "Totals"]
 

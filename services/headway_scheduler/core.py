@@ -24,9 +24,10 @@ from headway_scheduler.admission.values import Work
 from headway_scheduler.domain.desired import DesiredState, Model
 from headway_scheduler.domain.device import DeviceKind
 from headway_scheduler.domain.telemetry import KvEvents
-from headway_scheduler.fleet.fleet import Endpoint, Fleet, FleetConfig, Node
+from headway_scheduler.fleet.fleet import Fleet, FleetConfig
 from headway_scheduler.fleet.health import DeviceLimits, EjectionConfig, HardGuard
 from headway_scheduler.fleet.ledger import EndCause, Ledger, LedgerConfig
+from headway_scheduler.fleet.members import Endpoint, Node
 from headway_scheduler.fleet.values import Reservation
 from headway_scheduler.index.chain import ChainIndex, slots_in
 from headway_scheduler.index.fingerprint import FingerprintIndex

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from headway_scheduler.app import Scheduler
 from headway_scheduler.fleet.columns import Columns, Slots
-from headway_scheduler.fleet.fleet import Endpoint
+from headway_scheduler.fleet.members import Endpoint
 from headway_scheduler.metrics.counts import OTHER, Histogram, Series
 
 __all__ = ["SchedulerCollector"]

@@ -12,8 +12,9 @@ from headway_scheduler.admission.salts import Salts
 from headway_scheduler.admission.values import Choice, Work
 from headway_scheduler.domain.decision import Decision, Placement, PrefixHolder, Why
 from headway_scheduler.domain.request import Request, TextPrompt
-from headway_scheduler.fleet.fleet import Endpoint, Fleet
+from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.fleet.ledger import EndCause, Ledger
+from headway_scheduler.fleet.members import Endpoint
 from headway_scheduler.fleet.values import Booking, Leg, Owner, Reservation
 from headway_scheduler.index.fingerprint import FingerprintIndex
 from headway_scheduler.index.hashing import chain_of, identity_of

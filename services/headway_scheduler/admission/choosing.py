@@ -15,7 +15,8 @@ from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.request import Request, TextPrompt
 from headway_scheduler.errors import AllDraining, AllEjected, AllUnhealthy, HeadwayError, NoEndpoints
 from headway_scheduler.fleet.columns import FloatColumn, Pool, Slots
-from headway_scheduler.fleet.fleet import Fleet, Lane, narrowed
+from headway_scheduler.fleet.fleet import Fleet
+from headway_scheduler.fleet.lanes import Lane, narrowed
 from headway_scheduler.index.fingerprint import FingerprintIndex, fingerprint
 from headway_scheduler.index.kv import Exact
 from headway_scheduler.index.values import Match

@@ -31,8 +31,9 @@ from headway_scheduler.domain.desired import Tenant
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import HeadwayError, HoldExpired, NoEndpoints, QueueFull, RequestIdInUse, Saturated, Shed
 from headway_scheduler.faults import unexpected
-from headway_scheduler.fleet.fleet import Endpoint, Fleet
+from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.fleet.ledger import EndCause, Ledger
+from headway_scheduler.fleet.members import Endpoint
 from headway_scheduler.fleet.values import Owner, Reservation
 from headway_scheduler.index.chain import ChainIndex
 from headway_scheduler.index.fingerprint import FingerprintIndex

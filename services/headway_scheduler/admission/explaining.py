@@ -11,7 +11,8 @@ from headway_scheduler.admission.prefixes import Prefixes
 from headway_scheduler.admission.values import Choice, Work
 from headway_scheduler.domain.decision import Why
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.fleet.fleet import Endpoint, Fleet
+from headway_scheduler.fleet.fleet import Fleet
+from headway_scheduler.fleet.members import Endpoint
 
 __all__ = ["Explanation", "Row", "rows_of"]
 

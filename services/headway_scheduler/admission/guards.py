@@ -12,7 +12,7 @@ import numpy as np
 
 from headway_scheduler.admission.marking import ROOM, Marks, is_calm, mark_closed
 from headway_scheduler.fleet.columns import Columns, IntColumn
-from headway_scheduler.fleet.fleet import Endpoint
+from headway_scheduler.fleet.members import Endpoint
 from headway_scheduler.strategies.base import SoftGuard
 from headway_scheduler.strategies.view import View
 

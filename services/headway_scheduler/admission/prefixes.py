@@ -10,7 +10,8 @@ from typing import Final
 from headway_scheduler.admission.salts import Salts
 from headway_scheduler.admission.values import Work
 from headway_scheduler.domain.request import BlocksPrompt, Request, TextPrompt, TokensPrompt
-from headway_scheduler.fleet.fleet import Endpoint, Fleet
+from headway_scheduler.fleet.fleet import Fleet
+from headway_scheduler.fleet.members import Endpoint
 from headway_scheduler.index.chain import ChainIndex
 from headway_scheduler.index.demand import Demand
 from headway_scheduler.index.hashing import TOKENS

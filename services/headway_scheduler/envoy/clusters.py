@@ -29,8 +29,8 @@ from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.names import MODELS, TENANTS
 from headway_scheduler.envoy.head import DESTINATION
 from headway_scheduler.fleet.columns import Slots
-from headway_scheduler.fleet.fleet import Endpoint
 from headway_scheduler.fleet.health import HardGuard
+from headway_scheduler.fleet.members import Endpoint
 
 __all__ = ["Scope", "Weights", "assignments", "cluster"]
 

@@ -4,7 +4,7 @@ Everything here belongs to one event loop. Agents' messages come in as domain va
 columns, the pools and the groups.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import nan
 from typing import Final
@@ -13,9 +13,8 @@ import numpy as np
 import structlog
 from xxhash import xxh3_64_intdigest
 
-from headway_scheduler.domain.decision import Placement
 from headway_scheduler.domain.desired import BindingMode, DesiredState, Model
-from headway_scheduler.domain.device import Device, DeviceEvent, DeviceEventKind, DeviceSample
+from headway_scheduler.domain.device import DeviceEvent, DeviceEventKind
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSample, SchedulingState
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.telemetry import Hello, Sample
@@ -31,17 +30,16 @@ from headway_scheduler.fleet.health import (
     SlowStart,
     Verdict,
 )
+from headway_scheduler.fleet.lanes import Lane, Tier, narrowed, within
+from headway_scheduler.fleet.members import Endpoint, Node
 from headway_scheduler.fleet.membership import Membership, Rights, owners_of, split_of
 from headway_scheduler.fleet.readings import Readings, Throttles
 from headway_scheduler.fleet.values import Reservation
 
-__all__ = ["Endpoint", "Fleet", "FleetConfig", "Lane", "Node", "Tier", "described", "narrowed"]
+__all__ = ["Fleet", "FleetConfig", "described"]
 
 log = structlog.get_logger()
 
-_RANK_HEADER: Final = "x-data-parallel-rank"
-_RANKS_BY_HEADER: Final = frozenset({"vllm", "sglang", "emulator"})
-"""THE list of engines known to give a request to the data-parallel rank that this header names."""
 _FAULTS: Final = {
     DeviceEventKind.LOST: HardGuard.DEVICE_LOST,
     DeviceEventKind.XID: HardGuard.DEVICE_XID,
@@ -68,168 +66,6 @@ class FleetConfig:
     ejection: EjectionConfig = field(default_factory=EjectionConfig)
     devices: DeviceLimits = field(default_factory=DeviceLimits)
     guards_off: frozenset[HardGuard] = frozenset()
-
-
-@dataclass(slots=True)
-class Node:
-    """A host with an agent, and what the agent said last. Times are the scheduler's clock, in seconds.
-
-    `connection` counts the agent's streams: only the newest one speaks for the node. `readings`: what samples that say
-    nothing else are applied by.
-    """
-
-    id: str
-    hello: Hello
-    connection: int = 0
-    connected: bool = False
-    stale: bool = False
-    heard_at: float = 0.0
-    sequence: int = 0
-    clock_skew_s: float = 0.0
-    state: SchedulingState = SchedulingState.ACTIVE
-    readings: Readings | None = None
-    failures: dict[str, DeviceEvent] = field(default_factory=dict)
-    endpoints: dict[str, "Endpoint"] = field(default_factory=dict)
-    devices: dict[str, Device] = field(init=False)
-    """What its Hello named, by UUID."""
-    _samples: dict[str, DeviceSample] = field(default_factory=dict)
-    _unread: Readings | None = None
-    """Newer numbers than those in `_samples`."""
-
-    def __post_init__(self) -> None:
-        self.greet(self.hello)
-
-    @property
-    def samples(self) -> dict[str, DeviceSample]:
-        """Of its devices the newest sample of each, by UUID."""
-        if self._unread is not None:
-            self._samples.update(self._unread.devices())
-            self._unread = None
-        return self._samples
-
-    def greet(self, hello: Hello) -> None:
-        """Its agent said Hello."""
-        self.hello = hello
-        self.devices = {device.uuid: device for device in hello.devices}
-
-    def said(self, readings: Readings) -> None:
-        """These hold numbers now that nobody has read."""
-        self._unread = readings
-        for endpoint in self.endpoints.values():
-            if readings.tells_of(endpoint.id):
-                endpoint.unread = readings
-
-
-@dataclass(slots=True)
-class Endpoint:
-    """One engine rank that an agent announced.
-
-    `faults`: which hard guards its devices close, each with what closed it. `throttles`: why any of them is slowed
-    down, in NVML's words. `boot_id`: the engine's, as last known. `unread`: newer numbers than those of the sample.
-    """
-
-    id: str
-    slot: int
-    spec: EndpointSpec
-    node: Node
-    state: SchedulingState = SchedulingState.ACTIVE
-    ready: bool = True
-    unread: Readings | None = None
-    faults: Mapping[str, str] = field(default_factory=dict)
-    throttles: frozenset[str] = frozenset()
-    boot_id: str = ""
-    contested: bool = False
-    """It is in dedicated groups of several tenants, and so nobody's."""
-    placement: Placement = field(init=False)
-    """As answers name it."""
-    shares_address: bool = False
-    """It is one of several ranks behind one server."""
-    _sample: EngineSample | None = None
-
-    def __post_init__(self) -> None:
-        self.place(shares_address=False)
-
-    @property
-    def sample(self) -> EngineSample | None:
-        """The newest of its engine."""
-        if self.unread is not None:
-            self._sample, self.unread = self.unread.engine(self.id), None
-        return self._sample
-
-    @property
-    def prefixes(self) -> tuple[float, float] | None:
-        """Prompt tokens that its engine looked up in its cache so far, and found; None: it does not say."""
-        if self.unread is not None:
-            return self.unread.prefixes(self.id)
-        sample = self._sample
-        if sample is None or sample.prefix_queries.value is None or sample.prefix_hits.value is None:
-            return None
-        return sample.prefix_queries.value, sample.prefix_hits.value
-
-    def tell(self, sample: EngineSample) -> None:
-        """Its engine said this."""
-        self._sample, self.unread, self.ready = sample, None, sample.ready
-
-    def place(self, *, shares_address: bool) -> None:
-        """Where it is. Of several ranks at one address a header tells which is meant, where the engine knows it."""
-        self.shares_address = shares_address
-        named = shares_address and self.spec.engine in _RANKS_BY_HEADER
-        headers = {_RANK_HEADER: str(self.spec.dp_rank)} if named else {}
-        self.placement = Placement(self.spec, self.node.id, headers)
-
-    def respecify(self, spec: EndpointSpec) -> None:
-        """Its agent says something else of it now."""
-        self.spec, self.ready = spec, spec.ready
-        self.place(shares_address=self.shares_address)
-
-    @property
-    def node_id(self) -> str:
-        """Its node's."""
-        return self.node.id
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Its own labels over its node's."""
-        return {**self.node.hello.labels, **self.spec.labels}
-
-    def readings(self) -> Iterator[tuple[Device, DeviceSample]]:
-        """Its devices, each with its newest sample."""
-        for uuid in self.spec.device_uuids:
-            device, sample = self.node.devices.get(uuid), self.node.samples.get(uuid)
-            if device is not None and sample is not None:
-                yield device, sample
-
-    def hottest(self) -> str:
-        """The device that is nearest to its slowdown temperature, for people."""
-        known = [
-            (sample.temperature_c.value / device.temperature_slowdown_c.value, sample.temperature_c.value, device)
-            for device, sample in self.readings()
-            if sample.temperature_c.value is not None and device.temperature_slowdown_c.value
-        ]
-        if not known:
-            return ""
-        _, value, device = max(known, key=lambda each: each[0])
-        return f"{device.uuid} {value:.0f} °C of {device.temperature_slowdown_c.value:.0f}"
-
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """Endpoints of equal standing for a tenant and model. `burst`: only borrowed, those who own them go first."""
-
-    pool: Pool
-    burst: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """The tiers of one of a model's splits, in order; a model without splits has one lane.
-
-    `weight`: its share of the requests; 0: of none while another lane is there.
-    """
-
-    split: str
-    weight: float
-    tiers: tuple[Tier, ...]
 
 
 class Fleet:
@@ -488,14 +324,14 @@ class Fleet:
         found = self._candidates.get(key)
         if found is None:
             rights, pool = self.rights(tenant), self.pool(model, adapter)
-            found = (_within(pool, rights.own_slots), _within(pool, rights.burst_slots))
+            found = (within(pool, rights.own_slots), within(pool, rights.burst_slots))
             self._candidates[key] = found
         return found
 
     def tiers(self, tenant: str, model: str) -> tuple[Slots, ...]:
         """The same by tier, those to burst into last; a tier that serves nothing of the model is empty."""
         rights, pool = self.rights(tenant), self.pool(model)
-        return tuple(_within(pool, slots) for slots in (*rights.own, *rights.burst))
+        return tuple(within(pool, slots) for slots in (*rights.own, *rights.burst))
 
     def open_lanes(self, tenant: str, model: str, adapter: str) -> tuple[Lane, ...]:
         """The candidates that no hard guard has closed, by split and tier. None of the lanes or tiers is empty.
@@ -849,8 +685,8 @@ class Fleet:
         found = self._lanes.get(key)
         if found is None:
             rights, pool = self.rights(tenant), self.pool(model, adapter)
-            tiers = [(_within(pool, slots), False) for slots in rights.own]
-            tiers += [(_within(pool, slots), True) for slots in rights.burst]
+            tiers = [(within(pool, slots), False) for slots in rights.own]
+            tiers += [(within(pool, slots), True) for slots in rights.burst]
             rest = Lane("", 0.0, tuple(Tier(Pool.of(slots), burst) for slots, burst in tiers))
             known = self._desired.models.get(model)
             lanes = [rest] if known is None or not known.splits else [*self._split(known, rest)]
@@ -889,17 +725,6 @@ class Fleet:
         self.refresh_guards(touched)
 
 
-def narrowed(lanes: Iterable[Lane], keep: Callable[[Slots], Slots]) -> tuple[Lane, ...]:
-    """The lanes with what `keep` leaves of each tier's slots; what is empty then is left out."""
-    found = []
-    for lane in lanes:
-        kept = ((keep(tier.pool.slots), tier.burst) for tier in lane.tiers)
-        tiers = tuple(Tier(Pool.of(slots), burst) for slots, burst in kept if len(slots))
-        if tiers:
-            found.append(Lane(lane.split, lane.weight, tiers))
-    return tuple(found)
-
-
 def described(event: DeviceEvent) -> str:
     """A device's failure, for people."""
     what = f"XID {event.xid}" if event.kind is DeviceEventKind.XID else event.kind.value.replace("_", " ")
@@ -915,12 +740,6 @@ def _who_may_use_what(desired: DesiredState) -> tuple[object, ...]:
 
 def _has_dedicated(desired: DesiredState) -> bool:
     return any(binding.mode == BindingMode.DEDICATED for binding in desired.bindings)
-
-
-def _within(pool: Slots, allowed: frozenset[int]) -> Slots:
-    if not allowed or not len(pool):
-        return _NONE
-    return np.array([slot for slot in pool.tolist() if slot in allowed], np.int32)
 
 
 def _ratio(value: float | None, limit: float | None) -> float:

@@ -13,8 +13,9 @@ from headway_scheduler.core import Core
 from headway_scheduler.domain.report import Finished
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import HeadwayError
-from headway_scheduler.fleet.fleet import Endpoint, Fleet
+from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.fleet.ledger import EndCause
+from headway_scheduler.fleet.members import Endpoint
 from headway_scheduler.fleet.values import Reservation
 from headway_scheduler.index.hashing import chain_of
 from headway_scheduler.index.values import Chain

@@ -10,8 +10,8 @@ from headway_scheduler.domain.desired import Principal, Tenant
 from headway_scheduler.domain.report import Resumed
 from headway_scheduler.domain.request import Request
 from headway_scheduler.errors import HeadwayError, InvalidField
-from headway_scheduler.fleet.fleet import Endpoint
 from headway_scheduler.fleet.ledger import EndCause
+from headway_scheduler.fleet.members import Endpoint
 from headway_scheduler.fleet.values import Owner, Reservation
 from headway_scheduler.rpc.convert.reports import resumed_from_proto
 from headway_scheduler.rpc.convert.routing import request_from_proto

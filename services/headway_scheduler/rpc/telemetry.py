@@ -16,7 +16,7 @@ from headway_scheduler.certificates import expires_at
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.telemetry import Hello
 from headway_scheduler.errors import DuplicateNode, HeadwayError, InvalidField
-from headway_scheduler.fleet.fleet import Node
+from headway_scheduler.fleet.members import Node
 from headway_scheduler.rpc.authentication import current_principal
 from headway_scheduler.rpc.authorization import authorize_node
 from headway_scheduler.rpc.convert.scanning import SampleScanner, Scanned

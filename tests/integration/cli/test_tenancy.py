@@ -13,6 +13,7 @@ import pytest
 import yaml
 from fakes.headway import connected_agent
 from headway_scheduler.domain.usage import Usage
+from headway_scheduler.fleet.ledger import EndCause
 from headway_scheduler.leadership import Standing
 from headway_scheduler.store.postgres import PostgresStore
 
@@ -112,11 +113,11 @@ class TestDrain:
         reservation = scheduler.scheduler.ledger.reservations[first["reservation_id"]]
 
         def end():
-            scheduler.scheduler.ledger.end(reservation, "reported", scheduler.scheduler.clock())
+            scheduler.scheduler.ledger.end(reservation, EndCause.REPORTED, scheduler.scheduler.clock())
 
         timer = threading.Timer(0.7, lambda: scheduler.call(end))
         timer.start()
-        result = headway.run("nodes", "drain", "gpu-7", "--wait")
+        result = headway.run("nodes", "drain", "gpu-7", "--wait", "--deadline", "1m")
         timer.join()
         assert result.stderr == "nodes/gpu-7: 1 in flight\n"
         assert result.stdout == "nodes/gpu-7 draining, empty\n"

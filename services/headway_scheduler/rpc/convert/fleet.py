@@ -12,7 +12,7 @@ from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.device import DeviceEventKind
 from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES, TENANTS
-from headway_scheduler.fleet.fleet import Endpoint, Node
+from headway_scheduler.fleet.members import Endpoint, Node
 from headway_scheduler.rpc.convert.admin import bypassed_names
 from headway_scheduler.rpc.convert.routing import known
 from headway_scheduler.rpc.convert.telemetry import (
