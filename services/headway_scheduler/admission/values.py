@@ -23,7 +23,7 @@ class Charge(msgspec.Struct, gc=False):
     service: float
 
 
-class Work(msgspec.Struct, eq=False):
+class Work(msgspec.Struct, eq=False, gc=False):
     """A request being decided, with what is computed once for it. Times: scheduler clock, seconds.
 
     `identity` tells a retry from another request under the same id; None: not known. `kv_output` is the answer that
@@ -81,7 +81,7 @@ class Work(msgspec.Struct, eq=False):
         return (self.owner.principal, self.request.tenant, self.request.request_id)
 
 
-class Choice(msgspec.Struct, eq=False):
+class Choice(msgspec.Struct, eq=False, gc=False):
     """A priced set of candidates. `order` holds the positions in `slots` of the best ones, the chosen first.
 
     `slot`: the chosen one's; `dispatchable`: it may be given now; `binds_late`: if not, it is waited for and no other

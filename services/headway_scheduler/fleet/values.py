@@ -20,7 +20,7 @@ class Booking(msgspec.Struct, frozen=True, gc=False):
     prefill_work_us: int = 0
 
 
-class Leg(msgspec.Struct, eq=False):
+class Leg(msgspec.Struct, eq=False, gc=False):
     """A place on one endpoint: `prefilling` until its first token."""
 
     slot: int
@@ -49,7 +49,7 @@ class Owner(msgspec.Struct, eq=False):
     reservations: set[str] = msgspec.field(default_factory=set)
 
 
-class Reservation(msgspec.Struct, eq=False):
+class Reservation(msgspec.Struct, eq=False, gc=False):
     """A request's place: one leg, or two when prefill and decode are apart. Times: scheduler clock, seconds.
 
     `claims` counts its owner's calls that were answered with it. `prefill_due` and `expires_at` are when time itself

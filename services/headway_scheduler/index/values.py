@@ -17,7 +17,7 @@ Place = slice | npt.NDArray[np.integer[Any]]
 """Where some slots' entries lie in arrays that have one for each slot."""
 
 
-class Chain(msgspec.Struct, frozen=True):
+class Chain(msgspec.Struct, frozen=True, gc=False):
     """A prompt's blocks: one hash each, and how many tokens a block stands for.
 
     `rest_bytes` stand after the last full block, each block being `block_bytes`; `rest_hash` tells them from others.
@@ -38,7 +38,7 @@ class Chain(msgspec.Struct, frozen=True):
         return xxh3_64_intdigest(part) if self.block_bytes and len(part) == size else 0
 
 
-class Match(msgspec.Struct, frozen=True):
+class Match(msgspec.Struct, frozen=True, gc=False):
     """How deep each endpoint holds a chain: `(mask of slots, blocks)` pairs, masks disjoint; `tails`: tokens beyond."""
 
     levels: tuple[tuple[int, int], ...]

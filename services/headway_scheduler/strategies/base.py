@@ -50,7 +50,7 @@ class Costs(msgspec.Struct, frozen=True, gc=False):
     prefill_ms: FloatColumn | None = None
 
 
-class Priced(msgspec.Struct, frozen=True):
+class Priced(msgspec.Struct, frozen=True, gc=False):
     """What a strategy, or what stood in for it, answered."""
 
     costs: Costs
