@@ -14,12 +14,12 @@ import pytest
 from fakes.faults import outcomes
 from fakes.openai_engine import USAGE, WORDS, OpenAIEngine
 from fakes.scheduler import serving
+from fakes.standin import told
 from fakes.waiting import eventually
 from headway.telemetry.v1 import telemetry_pb2 as tpb
 from headway_scheduler.domain.desired import Credential, Model, Role, Tenant
-from headway_scheduler.domain.report import Outcome
+from headway_scheduler.domain.report import Finished, FirstToken, Outcome, ServedBy
 from headway_scheduler.http import HttpServer
-from headway_scheduler.learning.cost_model import CostModel
 from headway_scheduler.store.base import Write
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "nginx"
@@ -147,10 +147,8 @@ async def test_an_answer_goes_through_and_its_usage_is_reported(plane):
     assert plane.ends == ["reported"]
 
 
-async def test_a_stream_comes_as_it_is_made(plane, monkeypatch):
-    told = []
-    finished = CostModel.finished
-    monkeypatch.setattr(CostModel, "finished", lambda *report: told.append(report) or finished(*report))
+async def test_a_stream_comes_as_it_is_made(plane):
+    reports = told(plane.served.scheduler)
     for engine in plane.engines:
         engine.script.pause_after = 2
         engine.script.cut = 7
@@ -163,9 +161,10 @@ async def test_a_stream_comes_as_it_is_made(plane, monkeypatch):
     assert rest.endswith("data: [DONE]\n\n")
     assert all(word in rest or word in first.decode() for word in WORDS)
     await plane.settled()
-    ((_, _, usage, ttft_ms, duration_ms, _),) = told
-    assert usage.completion_tokens == len(WORDS)
-    assert 0 <= ttft_ms <= duration_ms
+    (finished,) = (each for each in reports if isinstance(each, Finished))
+    assert finished.usage.completion_tokens == len(WORDS)
+    ttft_ms = next((each.ttft_ms for each in reports if isinstance(each, FirstToken)), finished.ttft_ms)
+    assert 0 <= ttft_ms <= finished.duration_ms
 
 
 async def test_refusals_are_those_of_route(plane):
@@ -214,14 +213,15 @@ async def fill(plane, use):
 
 async def test_an_engine_that_refuses_is_passed_over_and_who_served_is_told(plane):
     await plane.engines[0].stop()
-    moved = []
-    move = plane.served.scheduler.ledger.move
-    plane.served.scheduler.ledger.move = lambda *how: moved.append(how) or move(*how)
+    reports = told(plane.served.scheduler)
     for _ in range(4):
         assert (await plane.answer())[0] == 200
     await plane.settled()
     assert len(plane.engines[1].seen) == 4
-    assert moved, "the ones that were chosen for the dead engine are counted where they were served"
+    told_where = [each for each in reports if isinstance(each, ServedBy)]
+    assert told_where, "the ones that were chosen for the dead engine are counted where they were served"
+        "the ones that were chosen for the dead engine are counted where they were served"
+    )
     assert plane.ends == ["reported"] * 4
 
 

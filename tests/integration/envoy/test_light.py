@@ -5,10 +5,11 @@ import json
 
 import pytest
 from fakes.deployed import ACME, TOKEN, WRITE, deployed
+from fakes.standin import Standin, told
 from fakes.waiting import eventually
 from headway.telemetry.v1 import telemetry_pb2 as tpb
 from headway_scheduler.domain.desired import Binding, Model, Tenant
-from headway_scheduler.learning.cost_model import CostModel
+from headway_scheduler.domain.report import Finished
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 STREAM = {**CHAT, "stream": True}
@@ -54,9 +55,9 @@ async def refusal(plane, body, headers=None):
 async def test_a_long_body_is_judged_by_its_beginning_and_reaches_the_engine_whole(start):
     async with start(change=by_route(model="m")) as plane:
         asked = []
-        submit = plane.served.scheduler.dispatcher.submit
-        plane.served.scheduler.dispatcher.submit = lambda request, *rest: (
-            asked.append(request) or submit(request, *rest)
+        dispatcher = plane.served.scheduler.dispatcher
+        plane.served.scheduler.dispatcher = Standin(
+            dispatcher, submit=lambda request, *rest: asked.append(request) or dispatcher.submit(request, *rest)
         )
         name = await plane.served_by(LONG, ACME)
         (seen,) = plane.engines[name].seen
@@ -149,20 +150,18 @@ async def test_a_get_goes_to_an_engine_of_the_tenant_without_a_reservation(start
 
 @pytest.mark.parametrize(("engine", "streams", "learned"), [("sglang", True, True), ("sglang", False, False),
                                                            ("vllm", True, False)])  # fmt: skip
-async def test_the_first_byte_is_a_ttft_where_it_is_a_tokens(start, monkeypatch, engine, streams, learned):
+async def test_the_first_byte_is_a_ttft_where_it_is_a_tokens(start, engine, streams, learned):
     async with start(prompt_header_engines=f"sglang, {engine if learned else 'other'}") as plane:
-        told = []
-        finished = CostModel.finished
-        monkeypatch.setattr(CostModel, "finished", lambda *report: told.append(report) or finished(*report))
+        reports = told(plane.served.scheduler)
         await plane.announce("shared", "shared1", "shared2", engine=engine)
         found = plane.served.scheduler.fleet.endpoints
         await eventually(lambda: sum(each.spec.engine == engine for each in found.values()) >= 2)
         await plane.served_by(STREAM if streams else CHAT)
         await plane.settled()
-        ((_, _, usage, ttft_ms, duration_ms, _),) = told
-        assert (ttft_ms is not None) == learned
-        assert duration_ms > 0
-        assert usage.completion_tokens is None, "nothing is billed by a log"
+        (finished,) = (each for each in reports if isinstance(each, Finished))
+        assert (finished.ttft_ms is not None) == learned
+        assert finished.duration_ms > 0
+        assert finished.usage.completion_tokens is None, "nothing is billed by a log"
 
 
 async def test_what_would_need_another_body_is_refused(start):

@@ -7,6 +7,7 @@ import pytest
 import structlog
 from aiohttp import ClientSession
 from fakes.scheduler import Stream, finished, refused, serving
+from fakes.standin import Standin
 from google.protobuf.duration_pb2 import Duration
 from headway.fleet.v1 import fleet_pb2 as fpb
 from headway.routing.v1 import routing_pb2 as pb
@@ -68,7 +69,7 @@ async def test_no_prompt_in_logs(database_url, log, monkeypatch):
         def poisoned(request, *_rest):
             raise ValueError(SECRET, request)
 
-        monkeypatch.setattr(served.scheduler.dispatcher, "submit", poisoned)
+        monkeypatch.setattr(served.scheduler, "dispatcher", Standin(served.scheduler.dispatcher, submit=poisoned))
         errors.append(await refused(served.route(text=SECRET)))
         await stream.route(100, text=SECRET)
         await stream.answered(100)

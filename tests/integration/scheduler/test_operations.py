@@ -11,6 +11,7 @@ import pytest
 from fakes.postgres import FAST, connect
 from fakes.rig import Rig, desired_state
 from fakes.scheduler import finished, refused, serving
+from fakes.standin import Standin
 from fakes.waiting import eventually
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -291,7 +292,7 @@ class TestSaving:
             sweeps.append(now)
             raise RuntimeError
 
-        rig.fleet.sweep = sweep
+        rig.scheduler.core.fleet = Standin(rig.fleet, sweep=sweep)
         rig.store.load_learned = nothing_learned
         rig.store.changes = no_changes
         await rig.scheduler.start()

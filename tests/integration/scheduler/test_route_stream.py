@@ -5,6 +5,7 @@ import asyncio
 import grpc
 import pytest
 from fakes.scheduler import finished, first_token, refusal_of, serving
+from fakes.standin import Standin
 from fakes.waiting import eventually
 from google.protobuf.duration_pb2 import Duration
 from headway.routing.v1 import routing_pb2 as pb
@@ -105,7 +106,7 @@ async def test_one_bad_request_fails_alone(served, monkeypatch):
             raise ZeroDivisionError("quoting the prompt")
         return submit(request, *rest)
 
-    monkeypatch.setattr(served.scheduler.dispatcher, "submit", poisoned)
+    monkeypatch.setattr(served.scheduler, "dispatcher", Standin(served.scheduler.dispatcher, submit=poisoned))
     await stream.route(10, request_id="poison")
     await stream.route(11)
     poison, fine = await stream.answered(10, 11)

@@ -9,6 +9,7 @@ import pytest
 from fakes.credentials import BY_HAND, bearer, credential
 from fakes.openai_engine import OpenAIEngine
 from fakes.scheduler import serving
+from fakes.standin import Standin
 from fakes.waiting import eventually
 from headway.admin.v1 import admin_pb2 as apb
 from headway.telemetry.v1 import telemetry_pb2 as tpb
@@ -28,11 +29,13 @@ class Site:
     def __init__(self, served, gateway, engine, http):
         self.served, self.gateway, self.engine, self.http = served, gateway, engine, http
         self.tenants = []
-        submit = served.scheduler.dispatcher.submit
-        served.scheduler.dispatcher.submit = lambda wanted, tenant, *rest: (
-            self.tenants.append(tenant.id),
-            submit(wanted, tenant, *rest),
-        )[1]
+        dispatcher = served.scheduler.dispatcher
+
+        def submit(wanted, tenant, *rest):
+            self.tenants.append(tenant.id)
+            return dispatcher.submit(wanted, tenant, *rest)
+
+        served.scheduler.dispatcher = Standin(dispatcher, submit=submit)
 
     async def ask(self, key, **headers):
         shown = {"Authorization": f"Bearer {key}"} if key else {}
