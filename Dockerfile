@@ -18,7 +18,7 @@ COPY agents agents
 COPY services services
 COPY tools/compile.py tools/
 # The decision path as machine code: the slim image that runs it needs no compiler.
-RUN /opt/build/bin/python tools/compile.py && /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+RUN /opt/build/bin/python tools/compile.py --strict && /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
     && /opt/headway/bin/pip install --no-deps --no-index dist/*.whl
 
 FROM python:3.11-slim-bookworm

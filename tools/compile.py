@@ -1,26 +1,30 @@
 """Compile the decision path to machine code, by mypyc (docs/adr/0052).
 
 `python tools/compile.py` does nothing when what is there was made of this very source. It needs a C compiler and
-Python's headers; without them it says so, and everything runs interpreted: slower, not otherwise.
+Python's headers; without them, and where it fails, it says so, and everything runs interpreted: slower, not otherwise.
+`--strict`: that is a failure.
 """
 
+import ast
 import contextlib
-import io
 import json
 import os
 import shutil
+import signal
 import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ROOT / "services"
+WANTED = os.environ.get("HEADWAY_INTERPRETED", "") in ("", "0")
+os.environ["HEADWAY_INTERPRETED"] = "1"  # what is imported here is the source
 sys.path.insert(0, str(SERVICES))
-os.environ["HEADWAY_INTERPRETED"] = "1"
 
-from headway_scheduler.native import DIRECTORY, MANIFEST, digest  # noqa: E402
+from headway_scheduler.native import DIRECTORY, LIBRARY, MANIFEST, digest, why_not  # noqa: E402
 
 PACKAGES = ("admission", "fleet", "index", "learning", "metrics", "record")
 """All of these that mypyc can take."""
@@ -33,15 +37,40 @@ INTERPRETED = (
     "@runtime_checkable",
 )
 """What a module says that cannot be compiled."""
+SLOWER = "the scheduler runs interpreted, and a decision costs 1.7 times as much"
 
 
-def modules() -> dict[str, Path]:
-    """What is compiled, by name."""
+class CompileError(Exception):
+    """It cannot be done here; the message says why."""
+
+
+def modules() -> list[Path]:
+    """What is compiled."""
     scheduler = SERVICES / "headway_scheduler"
     wanted = [path for package in PACKAGES for path in sorted((scheduler / package).glob("*.py"))]
     wanted += [scheduler / f"{each}.py" for each in MORE]
-    kept = (path for path in wanted if path.stat().st_size and not _is_interpreted(path))
-    return {str(path.relative_to(SERVICES).with_suffix("")).replace("/", "."): path for path in kept}
+    return [path for path in wanted if path.stat().st_size and not _is_interpreted(path)]
+
+
+def sources() -> dict[str, str]:
+    """The digest of what is compiled and of all that it imports of ours: mypyc copies constants."""
+    found: dict[str, str] = {}
+    left = modules()
+    while left:
+        path = left.pop()
+        name = ".".join(path.relative_to(SERVICES).with_suffix("").parts)
+        if name not in found:
+            found[name] = digest(path)
+            left += _imported(path)
+    return dict(sorted(found.items()))
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("headway_"):
+            file = SERVICES / f"{node.module.replace('.', '/')}.py"
+            if file.is_file():
+                yield file
 
 
 def _is_interpreted(path: Path) -> bool:
@@ -49,49 +78,45 @@ def _is_interpreted(path: Path) -> bool:
     return any(each in text for each in INTERPRETED)
 
 
-def suffix() -> str:
-    """That of this Python's extension modules."""
-    return str(sysconfig.get_config_var("EXT_SUFFIX"))
-
-
-def manifest() -> str:
-    """What it will have been made of."""
-    return json.dumps({"suffix": suffix(), "sources": {name: digest(path) for name, path in modules().items()}})
-
-
 def is_fresh() -> bool:
-    """Is what is there of this source?"""
-    file = DIRECTORY / MANIFEST
-    return file.is_file() and file.read_text() == manifest()
+    """Is what is there whole, and of this source?"""
+    os.environ["HEADWAY_INTERPRETED"] = "0"
+    try:
+        if why_not():
+            return False
+        return bool(json.loads((DIRECTORY / MANIFEST).read_text())["sources"] == sources())
+    finally:
+        os.environ["HEADWAY_INTERPRETED"] = "1"
 
 
 def missing() -> str:
     """What this machine lacks; empty: nothing."""
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    if shutil.which(os.environ.get("CC", compiler).split()[0]) is None:
+    compiler = (os.environ.get("CC", "").split() or str(sysconfig.get_config_var("CC") or "cc").split())[0]
+    if shutil.which(compiler) is None:
         return f"no C compiler ({compiler})"
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         return "no Python.h (python3-dev)"
+    if not os.access(DIRECTORY.parent, os.W_OK):
+        return f"{DIRECTORY.parent} cannot be written"
     return ""
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[io.StringIO]:
-    """What is said meanwhile, by this process and those it starts."""
-    said = io.StringIO()
-    with tempfile.TemporaryFile() as file:
-        kept = os.dup(1), os.dup(2)
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                yield said
-        finally:
-            for number, saved in zip((1, 2), kept, strict=True):
-                os.dup2(saved, number)
-                os.close(saved)
-            file.seek(0)
-            said.write(file.read().decode(errors="replace"))
+def kept(output: IO[bytes]) -> Iterator[None]:
+    """What is said meanwhile, by this process and those that it starts, goes there."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = os.dup(1), os.dup(2)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, saved in zip((1, 2), before, strict=True):
+            os.dup2(saved, number)
+            os.close(saved)
 
 
 def build(into: Path, work: Path) -> None:
@@ -100,37 +125,63 @@ def build(into: Path, work: Path) -> None:
     from setuptools import Distribution
 
     os.chdir(SERVICES)
-    options = (f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={ROOT / '.mypy_cache'}")
-    arguments = [*options, *(str(path) for path in modules().values())]
-    extensions = mypycify(arguments, opt_level="2", debug_level="0", target_dir=str(work / "c"), group_name="headway")
+    cache = ROOT / ".mypy_cache" if os.access(ROOT, os.W_OK) else work / "cache"
+    arguments = [f"--config-file={ROOT / 'pyproject.toml'}", f"--cache-dir={cache}", *map(str, modules())]
+    group = LIBRARY.removesuffix("__mypyc")
+    extensions = mypycify(arguments, opt_level="2", debug_level="0", target_dir=str(work / "c"), group_name=group)
+    for extension in extensions:  # another compiler warns of other things
+        extension.extra_compile_args = [each for each in extension.extra_compile_args if each != "-Werror"]
     distribution = Distribution({"name": "headway", "ext_modules": extensions})
     command = distribution.get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(into), str(work / "o")  # type: ignore[attr-defined]
     distribution.run_command("build_ext")
 
 
-def main() -> int:
-    """Compile what is not compiled yet."""
-    if is_fresh():
-        return 0
-    shutil.rmtree(DIRECTORY, ignore_errors=True)
+def install(made: Path, made_of: dict[str, str]) -> None:
+    """Put it in its place, whole or not at all."""
+    files = {str(file.relative_to(made)): file.stat().st_size for file in sorted(made.rglob("*")) if file.is_file()}
+    manifest = {"suffix": sysconfig.get_config_var("EXT_SUFFIX"), "sources": made_of, "files": files}
+    beside = Path(tempfile.mkdtemp(prefix=".native-", dir=DIRECTORY.parent))
+    try:
+        fresh = beside / "fresh"
+        shutil.copytree(made, fresh)
+        (fresh / MANIFEST).write_text(json.dumps(manifest))
+        if DIRECTORY.exists():
+            DIRECTORY.rename(beside / "old")
+        with contextlib.suppress(FileExistsError):  # somebody else was quicker
+            fresh.rename(DIRECTORY)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def compile_all() -> None:
+    """Compile what is not compiled yet. Raises CompileError."""
+    if not WANTED or is_fresh():
+        return
     lacking = missing()
     if lacking:
-        print(f"{lacking}: the scheduler runs interpreted, and a decision costs some 1.6 times as much")
-        return 0
-    print("Compiling the decision path, once: about a minute")
-    wanted = manifest()
-    with tempfile.TemporaryDirectory(prefix="headway-compile-") as work:
-        made = Path(work) / "made"
+        raise CompileError(lacking)
+    print("Compiling the decision path, once: one to three minutes", flush=True)
+    made_of = sources()
+    with tempfile.TemporaryDirectory(prefix="headway-compile-") as work, tempfile.TemporaryFile() as output:
         try:
-            with quiet() as said:
-                build(made, Path(work))
+            with kept(output):
+                build(Path(work) / "made", Path(work))
+            install(Path(work) / "made", made_of)
         except (Exception, SystemExit) as error:
-            print(said.getvalue()[-8000:])
-            print(f"it cannot be compiled: {error}")
-            return 1
-        (made / MANIFEST).write_text(wanted)
-        shutil.copytree(made, DIRECTORY)
+            output.seek(0)
+            said = output.read().decode(errors="replace")[-4000:]
+            raise CompileError(f"{said}\nit cannot be compiled: {error}") from error
+
+
+def main() -> int:
+    """Compile, or say why not."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        compile_all()
+    except CompileError as error:
+        print(f"{error}: {SLOWER}")
+        return int("--strict" in sys.argv)
     return 0
 
 

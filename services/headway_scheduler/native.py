@@ -1,10 +1,12 @@
 """The decision path as machine code, where `tools/compile.py` made it (ADR 52): found before its source.
 
-It is used only if this Python can load it and it was made of exactly this source. Edit a line of any compiled module
-and all of them run interpreted until they are compiled again, so that nobody ever runs something else than they read.
-Both behave alike; HEADWAY_INTERPRETED=1 asks for the source, for a debugger or a profiler of Python.
+It is used only if this Python can load it and it was made of exactly this source. Edit a line of any module that is
+compiled, or that a compiled one imports, and all run interpreted until they are compiled again, so that nobody ever
+runs something else than they read. Both behave alike; HEADWAY_INTERPRETED=1 asks for the source, for a debugger or a
+profiler of Python.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -16,12 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-__all__ = ["DIRECTORY", "MANIFEST", "VARIABLE", "digest", "prefer", "why_interpreted"]
+__all__ = ["DIRECTORY", "LIBRARY", "MANIFEST", "VARIABLE", "digest", "prefer", "why_interpreted", "why_not"]
 
 VARIABLE: Final = "HEADWAY_INTERPRETED"
 DIRECTORY: Final = Path(__file__).parent / "_native"
 MANIFEST: Final = "manifest.json"
-"""What was compiled: `suffix` of the files, for one Python and platform, and `sources`: each module's digest."""
+"""What was compiled: `suffix`, of one Python and platform; `sources`, each module's digest; `files`, their sizes."""
+LIBRARY: Final = "headway__mypyc"
+"""What all compiled modules share."""
 
 _PACKAGES: Final = Path(__file__).parent.parent
 
@@ -42,18 +46,28 @@ class _Finder:
         return importlib.util.spec_from_file_location(name, file, loader=ExtensionFileLoader(name, str(file)))
 
 
+class _Found:
+    why_interpreted = "it was not looked for"
+
+
 def digest(source: Path) -> str:
     """What tells one source from another."""
     return sha256(source.read_bytes()).hexdigest()
 
 
-def why_interpreted(directory: Path = DIRECTORY, packages: Path = _PACKAGES) -> str:
-    """Why what is compiled there cannot stand for the modules below `packages`; empty: it can."""
+def why_interpreted() -> str:
+    """Why this process runs decisions by their source; empty: it runs what was compiled."""
+    return _Found.why_interpreted
+
+
+def why_not(directory: Path = DIRECTORY, packages: Path = _PACKAGES) -> str:
+    """Why what is in `directory` cannot stand for the modules below `packages`; empty: it can."""
     if os.environ.get(VARIABLE, "") not in ("", "0"):
         return f"{VARIABLE} is set"
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
-        suffix, sources = manifest["suffix"], manifest["sources"]
+        suffix = manifest["suffix"]
+        sources, files = dict(manifest["sources"]), dict(manifest["files"])
     except FileNotFoundError:
         return "it was not compiled"
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -64,18 +78,27 @@ def why_interpreted(directory: Path = DIRECTORY, packages: Path = _PACKAGES) -> 
         source = packages / f"{name.replace('.', '/')}.py"
         if not source.is_file() or digest(source) != made_of:
             return f"{name} changed since it was compiled"
+    for name, size in files.items():
+        file = directory / name
+        if not file.is_file() or file.stat().st_size != size:
+            return f"{name} is damaged"
     return ""
 
 
-def prefer(directory: Path = DIRECTORY) -> bool:
-    """Let the compiled modules be imported instead of their source. False: they are not there, or not of this source.
+def prefer(directory: Path = DIRECTORY) -> None:
+    """Let the compiled modules be imported instead of their source, if they are there, whole, and of this source.
 
-    For all those that are imported from now on, so it comes first.
+    That is for all those that are imported from now on, so it comes first.
     """
-    if why_interpreted(directory):
-        return False
-    suffix = json.loads((directory / MANIFEST).read_text())["suffix"]
-    found = {file.relative_to(directory): file for file in directory.rglob(f"*{suffix}")}
-    files = {str(path).removesuffix(suffix).replace(os.sep, "."): file for path, file in found.items()}
-    sys.meta_path.insert(0, _Finder(files))
-    return True
+    _Found.why_interpreted = why_not(directory)
+    if _Found.why_interpreted:
+        return
+    manifest = json.loads((directory / MANIFEST).read_text())
+    names = {name.removesuffix(manifest["suffix"]).replace("/", "."): directory / name for name in manifest["files"]}
+    finder = _Finder(names)
+    sys.meta_path.insert(0, finder)
+    try:
+        importlib.import_module(LIBRARY)
+    except ImportError as error:  # of another C library, or another processor
+        sys.meta_path.remove(finder)
+        _Found.why_interpreted = f"it cannot be loaded: {error}"

@@ -220,8 +220,6 @@ async def test_an_engine_that_refuses_is_passed_over_and_who_served_is_told(plan
     assert len(plane.engines[1].seen) == 4
     told_where = [each for each in reports if isinstance(each, ServedBy)]
     assert told_where, "the ones that were chosen for the dead engine are counted where they were served"
-        "the ones that were chosen for the dead engine are counted where they were served"
-    )
     assert plane.ends == ["reported"] * 4
 
 

@@ -13,6 +13,8 @@ from headway_cli.errors import CliError
 
 __all__ = ["LocalStackError", "Process", "wait_for"]
 
+_INTERPRETED: Final = "HEADWAY_INTERPRETED"
+
 _STOP_S: Final = 15.0
 _POLL_S: Final = 0.02
 _TAIL_LINES: Final = 15
@@ -38,11 +40,13 @@ class Process:
     _child: "subprocess.Popen[bytes] | None" = None
 
     def start(self) -> None:
-        """Start it; of the caller's HEADWAY_ settings it inherits none."""
+        """Start it; of the caller's HEADWAY_ settings it inherits none but how Python runs."""
         # Only here: the command line must work where the scheduler is not installed.
         from headway_scheduler.store.child import dying_with_parent
 
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("HEADWAY_")}
+        inherited = {
+            key: value for key, value in os.environ.items() if key == _INTERPRETED or not key.startswith("HEADWAY_")
+        }
         with self.log.open("ab") as output:
             self._child = subprocess.Popen(  # noqa: S603  # our own programs
                 dying_with_parent(self.command, self.death_signal),
