@@ -7,6 +7,7 @@ ten, a message on a stream none.
 
 import asyncio
 import gc
+import time
 from typing import Final
 
 __all__ = ["Pace", "calm_collector", "collect_garbage"]
@@ -15,6 +16,8 @@ _SHORTEST_S: Final = 0.1
 _LONGEST_S: Final = 10.0
 _WORTH_IT: Final = 200
 """Fewer objects than this in cycles are not worth looking again soon."""
+_LONG_S: Final = 0.002
+"""A look that took longer had too much to look at: the next one comes sooner."""
 _OLDER_S: Final = 300.0
 _ALL_S: Final = 3600.0
 
@@ -48,9 +51,14 @@ class Pace:
             return 1
         return 0
 
-    def found(self, objects: int) -> None:
-        """So many were in cycles."""
-        self.pause_s = _SHORTEST_S if objects >= _WORTH_IT else min(_LONGEST_S, 2.0 * self.pause_s)
+    def found(self, objects: int, took_s: float) -> None:
+        """So many were in cycles, and it took so long to look at the newest."""
+        if objects >= _WORTH_IT:
+            self.pause_s = _SHORTEST_S
+        elif took_s > _LONG_S:
+            self.pause_s = max(_SHORTEST_S, self.pause_s * _LONG_S / took_s)
+        elif took_s < _LONG_S / 2:
+            self.pause_s = min(_LONGEST_S, 2.0 * self.pause_s)
 
 
 async def collect_garbage() -> None:
@@ -58,4 +66,6 @@ async def collect_garbage() -> None:
     pace = Pace()
     while True:
         await asyncio.sleep(pace.pause_s)
-        pace.found(gc.collect(pace.generation()))
+        generation, began = pace.generation(), time.perf_counter()
+        objects = gc.collect(generation)
+        pace.found(objects, 0.0 if generation else time.perf_counter() - began)

@@ -12,12 +12,21 @@ from headway_scheduler.collector import Pace, calm_collector, collect_garbage
 def test_often_while_there_are_cycles_seldom_while_there_are_none():
     pace, pauses = Pace(), []
     for found in (1000, 1000, 0, 0, 199, 200, 0):
-        pace.found(found)
+        pace.found(found, 0.0)
         pauses.append(pace.pause_s)
     assert pauses == [0.1, 0.1, 0.2, 0.4, 0.8, 0.1, 0.2]
     for _ in range(20):
-        pace.found(0)
+        pace.found(0, 0.0)
     assert pace.pause_s == 10.0
+
+
+def test_sooner_where_a_look_was_long():
+    pace, pauses = Pace(), []
+    pace.pause_s = 8.0
+    for took_s in (0.016, 0.0015, 0.0015, 0.004, 1.0, 0.0009):
+        pace.found(0, took_s)
+        pauses.append(pytest.approx(pace.pause_s))
+    assert pauses == [1.0, 1.0, 1.0, 0.5, 0.1, 0.2]
 
 
 @pytest.mark.parametrize("found", [0, 1000])
@@ -28,7 +37,7 @@ def test_what_outlived_a_look_is_looked_at_every_five_minutes_and_all_every_hour
         generation = pace.generation()
         if generation:
             times[generation].append(now)
-        pace.found(found)
+        pace.found(found, 0.0)
     assert times[2] == [pytest.approx(3600, abs=20)]
     assert len(times[1]) == pytest.approx(22, abs=1)
     assert times[1][0] == pytest.approx(300, abs=20)
