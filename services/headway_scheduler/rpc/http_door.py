@@ -12,9 +12,10 @@ from aiohttp import web
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.errors import HeadwayError, InvalidField, NoCredential, NotPermitted
-from headway_scheduler.rpc.authentication import Authenticator, set_identity
+from headway_scheduler.rpc.authentication import Authenticator, Shown, set_identity
 from headway_scheduler.rpc.authorization import authorize
 from headway_scheduler.rpc.failures import Failures
+from headway_scheduler.rpc.origins import check_host, check_origin
 from headway_scheduler.tls import names_in
 
 __all__ = ["ENCODINGS", "HttpDoor", "UnknownEncoding", "deliver"]
@@ -22,6 +23,8 @@ __all__ = ["ENCODINGS", "HttpDoor", "UnknownEncoding", "deliver"]
 ENCODINGS: Final = ("gzip", "deflate", "identity")
 """How bodies may be encoded."""
 
+_UNASKED: Final = (Shown.NONE, Shown.CERTIFICATE)
+"""By what a caller may be known without having said so itself."""
 _BODY_S: Final = 30.0
 """How long a body may take to come in."""
 _GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
@@ -51,10 +54,13 @@ class HttpDoor:
         self._private = config.http_is_private
         self._longest_body = config.max_message_bytes
 
-    def admit(self, request: web.Request, method: str) -> Principal:
+    def admit(self, request: web.Request, method: str, *, relayed: bool = False) -> Principal:
         """Who calls, if he may call `method`, a gRPC path. Handlers find him in `authentication.current_principal()`.
 
-        Raises NoCredential, TooManyFailures, NotPermitted.
+        `relayed`: its Host and Origin are those of another request, which a data plane asks about. Else what
+        another site's page may have made a browser send is refused: no page knows a token, a certificate is shown
+        unasked.
+        Raises NoCredential, TooManyFailures, NotPermitted, ForeignOrigin.
         """
         if not self._private:
             raise NotPermitted("beyond loopback, calls over HTTP need http_tls or insecure=true")
@@ -66,6 +72,11 @@ class HttpDoor:
             identity = self.authenticator.identify(proof)
         except NoCredential as error:
             raise self._refusal(error, request) from None
+        if not relayed:
+            if identity.shown is Shown.NONE:
+                check_host(request)
+            if identity.shown in _UNASKED:
+                check_origin(request)
         authorize(identity.principal, method)
         set_identity(identity)
         return identity.principal
