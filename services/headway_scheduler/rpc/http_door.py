@@ -28,6 +28,8 @@ _UNASKED: Final = (Shown.NONE, Shown.CERTIFICATE)
 _BODY_S: Final = 30.0
 """How long a body may take to come in."""
 _GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
+_MOST_MEMBERS: Final = 16
+"""Of an encoded body: what comes after one is copied, and nobody needs many."""
 _SMALL: Final = 1 << 16
 """Bodies encoded in so many bytes are decoded at once, longer ones by a thread."""
 
@@ -118,17 +120,27 @@ class HttpDoor:
 
 
 def _decoded(raw: bytes, longest: int) -> bytes:
-    """Raises InvalidField, and HTTPRequestEntityTooLarge before there is more of it than that in memory."""
-    decoder = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        data = decoder.decompress(raw, longest + 1)
-    except zlib.error:
-        raise InvalidField("body", "is not encoded as it says") from None
-    if len(data) > longest:
-        raise web.HTTPRequestEntityTooLarge(longest, len(data))
-    if not decoder.eof:
-        raise InvalidField("body", "broke off")
-    return data
+    """All members of it, as gzip may have several.
+
+    Raises InvalidField, and HTTPRequestEntityTooLarge before there is more of it than that in memory.
+    """
+    parts: list[bytes] = []
+    length = 0
+    while raw:
+        if len(parts) == _MOST_MEMBERS:
+            raise InvalidField("body", f"has more than {_MOST_MEMBERS} parts")
+        decoder = zlib.decompressobj(_GZIP_OR_ZLIB)
+        try:
+            parts.append(decoder.decompress(raw, longest + 1 - length))
+        except zlib.error:
+            raise InvalidField("body", "is not encoded as it says") from None
+        length += len(parts[-1])
+        if length > longest:
+            raise web.HTTPRequestEntityTooLarge(longest, length)
+        if not decoder.eof:
+            raise InvalidField("body", "broke off")
+        raw = decoder.unused_data
+    return b"".join(parts)
 
 
 async def deliver(
