@@ -321,6 +321,11 @@ async def test_a_deadline_is_a_number_of_milliseconds(client, rig, value, code):
     assert len(rig.ledger.reservations) == 1
 
 
+async def test_a_deadline_of_too_many_digits_is_said_to_be_too_long(client):
+    refusal = await client.refused("Route", BODY, Connect_Timeout_Ms="99999999999")
+    assert refusal.message == "Connect-Timeout-Ms: is too long, it has at most 10 digits"
+
+
 async def test_a_held_call_is_answered_when_there_is_room(client, rig):
     saturated(rig)
     call = asyncio.create_task(client.route())
