@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import typer
 from headway_cli.local.processes import LocalStackError
 from headway_scheduler.native import VARIABLE, why_interpreted
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from headway_bench.console import ConsoleSettings, measure_console
@@ -33,6 +34,9 @@ from headway_bench.tenancy import TenancySettings, measure_tenancy
 __all__ = ["bench_app"]
 
 T = TypeVar("T")
+
+_WIDE: Final = Console(width=10_000)
+"""Shows how wide a table would like to be."""
 
 bench_app = typer.Typer(
     name="bench",
@@ -309,13 +313,21 @@ def takeover(
 
 
 def _table(found: Json) -> Table:
-    """A row for each part that has figures of its own; those that have none are a row together."""
-    rows = {name: row for name, row in found.items() if isinstance(row, dict) and name != "settings"}
+    """Each part that has figures of its own, and those that belong to none together: the way that is narrower."""
+    parts = {name: part for name, part in found.items() if isinstance(part, dict) and name != "settings"}
     single = {name: value for name, value in found.items() if not isinstance(value, dict)}
     if single:
-        rows["together"] = single
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    table = Table("", *columns, box=box.SIMPLE)
+        parts["together"] = single
+    figures = list(dict.fromkeys(figure for part in parts.values() for figure in part))
+    downwards = _lined({figure: {name: part.get(figure, "") for name, part in parts.items()} for figure in figures})
+    across = _lined({name: {figure: part.get(figure, "") for figure in figures} for name, part in parts.items()})
+    return min(downwards, across, key=lambda table: Measurement.get(_WIDE, _WIDE.options, table).maximum)
+
+
+def _lined(rows: dict[str, dict[str, object]]) -> Table:
+    table = Table("", box=box.SIMPLE)
+    for column in dict.fromkeys(column for row in rows.values() for column in row):
+        table.add_column(column, justify="right", overflow="fold")
     for name, row in rows.items():
-        table.add_row(name, *(str(row.get(column, "")) for column in columns))
+        table.add_row(name, *map(str, row.values()))
     return table

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 from aiohttp import web
 from headway_scheduler.app import Scheduler
-from headway_scheduler.errors import HeadwayError, NoCredential
+from headway_scheduler.errors import ForeignOrigin, HeadwayError, NoCredential
 from headway_scheduler.faults import unexpected
 from headway_scheduler.rpc.authentication import Authenticator
 from headway_scheduler.rpc.failures import Failures
@@ -18,7 +18,7 @@ from headway_scheduler.rpc.live import admin_service
 
 from headway_console import history
 from headway_console.decisions import DecisionLog
-from headway_console.doorkeeper import COOKIE, CSRF_FIELD, Doorkeeper, ForeignOrigin, Visit
+from headway_console.doorkeeper import COOKIE, CSRF_FIELD, Doorkeeper, Visit
 from headway_console.effects import Effects
 from headway_console.fleet import FleetPages
 from headway_console.history import History

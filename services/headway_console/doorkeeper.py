@@ -6,7 +6,8 @@ from typing import Final, Protocol
 import structlog
 from aiohttp import web
 from headway_scheduler.domain.desired import Principal, Role
-from headway_scheduler.errors import HeadwayError, NoCredential, NotPermitted
+from headway_scheduler.errors import ForeignOrigin, HeadwayError, NoCredential, NotPermitted
+from headway_scheduler.rpc.origins import check_host, check_origin
 
 from headway_console.sessions import Session, Sessions
 
@@ -18,7 +19,6 @@ __all__ = [
     "PART_HEADER",
     "Authenticates",
     "Doorkeeper",
-    "ForeignOrigin",
     "Visit",
 ]
 
@@ -34,8 +34,6 @@ PARTS: Final = frozenset({"glance", "endpoints", "body"})
 """Blocks that pages load anew."""
 
 _MAY_ENTER: Final = frozenset({Role.VIEWER, Role.ADMIN})
-_HERE: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_SAME: Final = frozenset({"same-origin", "none"})
 
 
 class Authenticates(Protocol):
@@ -48,12 +46,6 @@ class Authenticates(Protocol):
     def refusal(self, error: NoCredential, address: str) -> HeadwayError:
         """What a peer is told whose credential does not count; it is counted and, if there are many, slowed down."""
         ...
-
-
-class ForeignOrigin(NotPermitted):
-    """A page of another site sent this, or it was not sent by one of ours."""
-
-    reason = "FOREIGN_ORIGIN"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +132,12 @@ class Doorkeeper:
     def check_origin(self, request: web.Request) -> None:
         """Raises ForeignOrigin where the browser says that another site sent it."""
         self.check_host(request)
-        if request.headers.get("Sec-Fetch-Site", "same-origin") not in _SAME:
-            raise ForeignOrigin("this was sent from a page of another site")
-        origin = request.headers.get("Origin")
-        if origin is not None and origin.partition("://")[2] != request.host:
-            raise ForeignOrigin("this was sent from a page of another site")
+        check_origin(request)
 
     def check_host(self, request: web.Request) -> None:
         """Raises ForeignOrigin where nobody must sign in, and the browser asked for another host's name."""
-        if self.required:
-            return
-        host = request.host if request.host.endswith("]") else request.host.rpartition(":")[0] or request.host
-        if host.lower() not in _HERE:
-            raise ForeignOrigin("without credentials, the console answers only under localhost, 127.0.0.1 and [::1]")
+        if not self.required:
+            check_host(request)
 
     def check_private(self) -> None:
         """Raises NotPermitted where what is said could be overheard."""

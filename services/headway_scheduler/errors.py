@@ -17,6 +17,7 @@ __all__ = [
     "DisruptionBudgetBroken",
     "DuplicateName",
     "DuplicateNode",
+    "ForeignOrigin",
     "GroupNotFree",
     "HeadwayError",
     "HoldExpired",
@@ -236,6 +237,12 @@ class NotPermitted(HeadwayError):
 
     status = "PERMISSION_DENIED"
     reason = "NOT_PERMITTED"
+
+
+class ForeignOrigin(NotPermitted):
+    """A page of another site sent this, or may have: who shows no token must come from this host, by its own names."""
+
+    reason = "FOREIGN_ORIGIN"
 
 
 class TenantNotAllowed(HeadwayError):

@@ -39,7 +39,7 @@ class LightHttp:
 
     async def _check(self, request: web.Request) -> web.StreamResponse:
         try:
-            principal = self._door.admit(request, CHECK)
+            principal = self._door.admit(request, CHECK, relayed=True)
             values = {name.lower(): value for name, value in request.headers.items()}
             plane = plane_of(values.items())
             if plane.user_keys is not UserKeys.NO:

@@ -184,8 +184,10 @@ def _remaining_s(request: web.Request) -> float | None:
     value = request.headers.get(_TIMEOUT)
     if value is None:
         return None
-    if not (value.isascii() and value.isdecimal()) or len(value) > _LONGEST_TIMEOUT:
+    if not (value.isascii() and value.isdecimal()):
         raise _ProtocolError("invalid_argument", f"{_TIMEOUT}: {value!r} is no number of milliseconds")
+    if len(value) > _LONGEST_TIMEOUT:
+        raise _ProtocolError("invalid_argument", f"{_TIMEOUT}: is too long, it has at most {_LONGEST_TIMEOUT} digits")
     if int(value) == 0:
         raise _ProtocolError("deadline_exceeded", "the deadline was exceeded")
     return int(value) / 1000.0

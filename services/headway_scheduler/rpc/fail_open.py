@@ -11,6 +11,7 @@ from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import EVERYBODY, DesiredState, Principal
 from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.errors import HeadwayError
+from headway_scheduler.rpc.convert.numbers import uint32
 from headway_scheduler.rpc.convert.routing import placement_to_proto
 
 __all__ = ["AT_ONCE", "fail_open_view", "writing_view"]
@@ -72,7 +73,7 @@ def writing_view(view: pb.FailOpenView, scheduler: Scheduler, principal: Princip
                     *(alias for model in models if model in catalogue for alias in catalogue[model].aliases),
                 ],
                 tenants=who,
-                inflight=int(fleet.columns.inflight[endpoint.slot]),
+                inflight=uint32(fleet.columns.inflight[endpoint.slot]),
             )
     if not view.endpoints and fleet.endpoints and (serving or not ill) and scheduler.is_settled:
         view.endpoints.add()

@@ -12,9 +12,10 @@ from aiohttp import web
 from headway_scheduler.app import Scheduler
 from headway_scheduler.domain.desired import Principal
 from headway_scheduler.errors import HeadwayError, InvalidField, NoCredential, NotPermitted
-from headway_scheduler.rpc.authentication import Authenticator, set_identity
+from headway_scheduler.rpc.authentication import Authenticator, Shown, set_identity
 from headway_scheduler.rpc.authorization import authorize
 from headway_scheduler.rpc.failures import Failures
+from headway_scheduler.rpc.origins import check_host, check_origin
 from headway_scheduler.tls import names_in
 
 __all__ = ["ENCODINGS", "HttpDoor", "UnknownEncoding", "deliver"]
@@ -22,9 +23,13 @@ __all__ = ["ENCODINGS", "HttpDoor", "UnknownEncoding", "deliver"]
 ENCODINGS: Final = ("gzip", "deflate", "identity")
 """How bodies may be encoded."""
 
+_UNASKED: Final = (Shown.NONE, Shown.CERTIFICATE)
+"""By what a caller may be known without having said so itself."""
 _BODY_S: Final = 30.0
 """How long a body may take to come in."""
 _GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
+_MOST_MEMBERS: Final = 16
+"""Of an encoded body: what comes after one is copied, and nobody needs many."""
 _SMALL: Final = 1 << 16
 """Bodies encoded in so many bytes are decoded at once, longer ones by a thread."""
 
@@ -51,10 +56,13 @@ class HttpDoor:
         self._private = config.http_is_private
         self._longest_body = config.max_message_bytes
 
-    def admit(self, request: web.Request, method: str) -> Principal:
+    def admit(self, request: web.Request, method: str, *, relayed: bool = False) -> Principal:
         """Who calls, if he may call `method`, a gRPC path. Handlers find him in `authentication.current_principal()`.
 
-        Raises NoCredential, TooManyFailures, NotPermitted.
+        `relayed`: its Host and Origin are those of another request, which a data plane asks about. Else what
+        another site's page may have made a browser send is refused: no page knows a token, a certificate is shown
+        unasked.
+        Raises NoCredential, TooManyFailures, NotPermitted, ForeignOrigin.
         """
         if not self._private:
             raise NotPermitted("beyond loopback, calls over HTTP need http_tls or insecure=true")
@@ -66,6 +74,11 @@ class HttpDoor:
             identity = self.authenticator.identify(proof)
         except NoCredential as error:
             raise self._refusal(error, request) from None
+        if not relayed:
+            if identity.shown is Shown.NONE:
+                check_host(request)
+            if identity.shown in _UNASKED:
+                check_origin(request)
         authorize(identity.principal, method)
         set_identity(identity)
         return identity.principal
@@ -107,17 +120,27 @@ class HttpDoor:
 
 
 def _decoded(raw: bytes, longest: int) -> bytes:
-    """Raises InvalidField, and HTTPRequestEntityTooLarge before there is more of it than that in memory."""
-    decoder = zlib.decompressobj(_GZIP_OR_ZLIB)
-    try:
-        data = decoder.decompress(raw, longest + 1)
-    except zlib.error:
-        raise InvalidField("body", "is not encoded as it says") from None
-    if len(data) > longest:
-        raise web.HTTPRequestEntityTooLarge(longest, len(data))
-    if not decoder.eof:
-        raise InvalidField("body", "broke off")
-    return data
+    """All members of it, as gzip may have several.
+
+    Raises InvalidField, and HTTPRequestEntityTooLarge before there is more of it than that in memory.
+    """
+    parts: list[bytes] = []
+    length = 0
+    while raw:
+        if len(parts) == _MOST_MEMBERS:
+            raise InvalidField("body", f"has more than {_MOST_MEMBERS} parts")
+        decoder = zlib.decompressobj(_GZIP_OR_ZLIB)
+        try:
+            parts.append(decoder.decompress(raw, longest + 1 - length))
+        except zlib.error:
+            raise InvalidField("body", "is not encoded as it says") from None
+        length += len(parts[-1])
+        if length > longest:
+            raise web.HTTPRequestEntityTooLarge(longest, length)
+        if not decoder.eof:
+            raise InvalidField("body", "broke off")
+        raw = decoder.unused_data
+    return b"".join(parts)
 
 
 async def deliver(

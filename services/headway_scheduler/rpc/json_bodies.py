@@ -36,7 +36,7 @@ def from_json(body: bytes, message: M) -> M:
     try:
         json_format.ParseDict(fields, message, max_recursion_depth=_TOO_DEEP)
     except json_format.ParseError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(str(error), message.DESCRIPTOR.name) from None
     return message
 
 
@@ -61,12 +61,19 @@ _UNKNOWN_FIELD: Final = re.compile(r'has no field named "(?P<name>.*?)" at "\w+\
 _WRONG_FIELD: Final = re.compile(r"Failed to parse (\w+) field: ")
 
 
-def _invalid(problem: str) -> InvalidField:
+_PLACE: Final = re.compile(r" at (?P<message>\w+)(?:\.(?P<path>[\w.\[\]]+?))?\.*$")
+
+
+def _invalid(problem: str, message: str) -> InvalidField:
     """What json_format found wrong, with the field's path as far as it tells."""
     unknown = _UNKNOWN_FIELD.search(problem)
     if unknown is not None:
         path = ".".join(part for part in (unknown["path"], unknown["name"]) if part)
         return InvalidField(path, "there is no such field")
     names = _WRONG_FIELD.findall(problem)
-    rest = _WRONG_FIELD.sub("", problem).strip().rstrip(".")
-    return InvalidField(".".join(names) or "body", rest)
+    rest = _WRONG_FIELD.sub("", problem).strip()
+    place = _PLACE.search(rest)
+    path = ".".join(names)
+    if place is not None and place["message"] == message:
+        rest, path = rest[: place.start()], place["path"] or path
+    return InvalidField(path or "body", rest.rstrip("."))

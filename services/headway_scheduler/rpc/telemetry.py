@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 from grpc.aio import ServicerContext
 from headway.telemetry.v1 import telemetry_pb2 as pb
 
@@ -119,7 +120,7 @@ class _Session:
         scanned = self._scanner.scan(raw)
         sampled = scanned is not None and self._repeated(scanned)
         if not sampled:
-            sampled = await self._understand(pb.ConnectRequest.FromString(raw), scanned)
+            sampled = await self._understand(_message(raw), scanned)
         node = self._node
         if node is None:
             return
@@ -244,6 +245,13 @@ class _Session:
         endpoint = node.endpoints.get(events.endpoint)
         if endpoint is not None:
             self._scheduler.core.apply_kv_events(endpoint, events)
+
+
+def _message(raw: bytes) -> pb.ConnectRequest:
+    try:
+        return pb.ConnectRequest.FromString(raw)
+    except DecodeError:
+        raise InvalidField("message", f"is no {pb.ConnectRequest.DESCRIPTOR.full_name}") from None
 
 
 async def _first(context: Context) -> Any:  # a message, or gRPC's EOF

@@ -7,7 +7,9 @@ from fakes.waiting import eventually
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from headway.admin.v1 import admin_pb2, admin_pb2_grpc
 from headway.fleet.v1 import fleet_pb2 as pb
+from headway.routing.v1 import routing_pb2 as rpb
 from headway.telemetry.v1 import telemetry_pb2 as tpb
 
 
@@ -51,6 +53,37 @@ async def test_nodes_and_endpoints(served):
     assert not state.healthy
     assert (state.inflight, state.reservations, state.memory_pressure, state.hit_ratio) == (2, 0, 0.5, 0.4)
     assert list(state.gpu_groups) == ["gpuGroups/all"]
+
+
+@pytest.mark.parametrize("absurd", [5e9, -5e9, 1e300])
+async def test_absurd_numbers_of_one_agent_blind_nobody(served, absurd):
+    agent = await served.agent(
+        "n", endpoint(1, device_uuids=["g"]), devices=[tpb.Device(uuid="g", kind="DEVICE_KIND_GPU")]
+    )
+    await served.agent("other", endpoint(2))
+    engine = dict.fromkeys(("running", "waiting", "kv_use"), measured(absurd))
+    device = dict.fromkeys(("utilization", "temperature_c", "power_w"), measured(absurd))
+    if absurd != 5e9:  # as many bytes and tokens there may be
+        engine |= dict.fromkeys(("prefix_queries", "prefix_hits"), measured(absurd))
+        device |= {"memory_used_bytes": measured(absurd)}
+    for numbers in ({"running": measured(1.0)}, {"running": measured(2.0)}, {"running": measured(3.0)}, engine, engine):
+        await agent.sample(
+            tpb.EngineSample(address="10.0.0.1:8000", ready=True, **numbers),
+            devices=[tpb.DeviceSample(uuid="g", **(device if numbers is engine else {}))],
+        )
+    states = (await served.fleet.ListEndpoints(pb.ListEndpointsRequest())).endpoints
+    assert [(state.name, state.inflight, state.sample.running.WhichOneof("kind")) for state in states] == [
+        ("endpoints/10.0.0.1:8000@0", 0, "missing"),
+        ("endpoints/10.0.0.2:8000@0", 0, None),
+    ]
+    assert len((await served.fleet.WatchFleet(pb.WatchFleetRequest()).read()).endpoints) == 2
+    rows = (await served.router.Explain(rpb.ExplainRequest(request=rpb.RouteRequest(model="m", text="x")))).rows
+    assert [(row.inflight, row.HasField("kv_use"), row.HasField("temperature_c")) for row in rows] == [
+        (0, False, False)
+    ] * 2
+    admin = admin_pb2_grpc.AdminStub(served.channel)
+    listed = await admin.ListEndpoints(admin_pb2.ListEndpointsRequest())
+    assert [each.inflight for each in listed.endpoints] == [0, 0]
 
 
 async def test_pages(served):

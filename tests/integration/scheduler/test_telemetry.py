@@ -5,7 +5,7 @@ import time
 import grpc
 import pytest
 import structlog
-from fakes.scheduler import Agent, endpoint, measured, serving
+from fakes.scheduler import Agent, endpoint, measured, refused, serving
 from fakes.waiting import eventually
 from google.protobuf.timestamp_pb2 import Timestamp
 from headway.admin.v1 import admin_pb2 as apb
@@ -170,9 +170,10 @@ async def test_samples_of_the_same_words_are_seen_as_others_are(served):
 async def test_bytes_that_are_no_message_end_the_stream(served):
     call = served.channel.stream_stream("/headway.telemetry.v1.Telemetry/Connect")()
     await call.write(b"\x12\xff")
-    with pytest.raises(grpc.aio.AioRpcError) as ended:
-        await call.read()
-    assert ended.value.code() is CODE.INTERNAL
+    with structlog.testing.capture_logs() as logs:
+        error = await refused(call.read())
+    assert (error.code, error.reason, error.field) == (CODE.INVALID_ARGUMENT, "INVALID_FIELD", "message")
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == []
 
 
 async def test_events_open_and_close_endpoints(served):

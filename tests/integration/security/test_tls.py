@@ -166,6 +166,23 @@ async def test_http_knows_certificates_too(mutual):
     assert statuses == {(path, client): status for path in PATHS for client, status in expected.items()}
 
 
+async def test_a_page_of_another_site_makes_no_use_of_a_browsers_certificate(mutual):
+    mutual.scheduler.config = mutual.scheduler.config.model_copy(update={"http_tls": True})
+    http = HttpServer(mutual.scheduler)
+    await http.start("127.0.0.1:0")
+    context = ssl.create_default_context(cafile=TLS / "loopback-certificate.pem")
+    context.load_cert_chain(TLS / "client-router.pem", TLS / "client-router-key.pem")
+    statuses = {}
+    async with aiohttp.ClientSession() as session:
+        for path, origin in itertools.product(PATHS, ("https://headway:7071", "https://evil.example")):
+            headers = {"Host": "headway:7071", "Origin": origin}
+            url = f"https://127.0.0.1:{http.port}{path}"
+            async with session.post(url, json={"reports": []}, headers=headers, ssl=context) as answer:
+                statuses[path, origin] = answer.status
+    await http.stop()
+    assert list(statuses.values()) == [200, 403] * len(PATHS)
+
+
 async def test_agent_client_gateway_and_command_line_show_certificates(mutual):
     port = mutual.server.port
     target = f"127.0.0.1:{port}"

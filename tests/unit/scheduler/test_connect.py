@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import struct
+import zlib
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -93,6 +94,15 @@ async def test_bodies_may_be_compressed(client):
     assert not (await client.call("Report", _Raw(b""), pb.ReportResponse, Content_Encoding="gzip")).results
     async with client.post("Route", gzip.compress(BODY), Content_Encoding="GZip", Accept_Encoding="gzip") as found:
         assert (found.status, found.headers.get("Content-Encoding")) == (200, None)
+
+
+async def test_a_gzip_body_may_have_several_members(client, rig):
+    whole = gzip.compress(BODY[:5]) + gzip.compress(BODY[5:])
+    answer = await client.call("Route", _Raw(whole), pb.RouteResponse, Content_Encoding="gzip")
+    assert answer.decision.prompt_tokens == (await client.route()).decision.prompt_tokens
+    parts = b"".join(gzip.compress(BODY[number : number + 1]) for number in range(len(BODY)))
+    assert len(BODY) <= 16
+    assert (await client.call("Route", _Raw(parts), pb.RouteResponse, Content_Encoding="gzip")).reservation_id
 
 
 class _Raw:
@@ -236,7 +246,19 @@ async def test_an_encoding_that_there_is_not_is_unimplemented(client, encoding):
     assert "gzip" in refusal.message
 
 
-@pytest.mark.parametrize("body", [b"this is no gzip", gzip.compress(BODY)[:-9], gzip.compress(BODY)[:4]])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"this is no gzip",
+        gzip.compress(BODY)[:-9],
+        gzip.compress(BODY)[:4],
+        gzip.compress(BODY) + b"more",
+        gzip.compress(BODY) + gzip.compress(BODY)[:-9],
+        gzip.compress(BODY) + b"\0",
+        zlib.compress(BODY) + b"more",
+        gzip.compress(BODY) + gzip.compress(b"") * 16,
+    ],
+)
 async def test_a_body_that_is_not_encoded_as_it_says_is_the_callers_fault(client, body):
     refusal = await client.refused("Route", body, Content_Encoding="gzip")
     assert (refusal.status, refusal.code, refusal.field) == (400, "invalid_argument", "body")
@@ -257,6 +279,7 @@ async def test_a_message_over_the_limit_is_refused_however_it_comes():
             (endless(), {}),
             (gzip.compress(BIG), {"Content_Encoding": "gzip"}),
             (gzip.compress(b"\0" * (64 << 20)), {"Content_Encoding": "gzip"}),
+            (gzip.compress(BIG[: 1 << 19]) * 3, {"Content_Encoding": "gzip"}),
         ):
             refusal = await client.refused("Route", body, **headers)
             assert (refusal.status, refusal.code, refusal.retry_s) == (429, "resource_exhausted", None)
@@ -296,6 +319,11 @@ async def test_a_deadline_is_a_number_of_milliseconds(client, rig, value, code):
     assert (await client.refused("Route", BODY, Connect_Timeout_Ms=value)).code == code
     assert (await client.route(Connect_Timeout_Ms="9999999999")).reservation_id
     assert len(rig.ledger.reservations) == 1
+
+
+async def test_a_deadline_of_too_many_digits_is_said_to_be_too_long(client):
+    refusal = await client.refused("Route", BODY, Connect_Timeout_Ms="99999999999")
+    assert refusal.message == "Connect-Timeout-Ms: is too long, it has at most 10 digits"
 
 
 async def test_a_held_call_is_answered_when_there_is_room(client, rig):

@@ -7,6 +7,7 @@ from headway_scheduler.admission.guards import GuardConfig, SoftGuards
 from headway_scheduler.domain.device import Device, DeviceEvent, DeviceEventKind, DeviceKind
 from headway_scheduler.domain.endpoint import EndpointSpec
 from headway_scheduler.domain.measurement import UNKNOWN, Measurement
+from headway_scheduler.domain.plausible import RANGES
 from headway_scheduler.domain.telemetry import Hello
 from headway_scheduler.fleet.fleet import Fleet
 from headway_scheduler.rpc.convert.scanning import SampleScanner
@@ -83,7 +84,7 @@ def other_numbers(sample, data):
     for each in (*found.devices, *found.engines):
         for name, value in each.ListFields():
             if isinstance(value, pb.Measurement) and value.WhichOneof("kind") == "value" and name.name != "ecc_errors":
-                value.value = data.draw(st.floats(0, 1) | st.floats(0, 120))
+                value.value = data.draw(st.floats(0, 1) | st.floats(0, min(120.0, RANGES[name.name][1])))
     return found
 
 

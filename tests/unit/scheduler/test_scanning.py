@@ -1,11 +1,14 @@
 """Samples on the wire: what is read of them without objects is what protobuf reads."""
 
-from math import inf, nan
+from math import inf, nan, nextafter
 
 import pytest
 from google.protobuf.message import DecodeError
 from headway.telemetry.v1 import telemetry_pb2 as pb
+from headway_scheduler.domain.measurement import UNKNOWN, Measurement
+from headway_scheduler.domain.plausible import RANGES
 from headway_scheduler.rpc.convert.scanning import SampleScanner
+from headway_scheduler.rpc.convert.telemetry import sample_from_proto
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,17 +16,21 @@ SCANNER = SampleScanner()
 NUMBERS = (("devices", ("memory_used_bytes", "utilization", "temperature_c", "power_w")),)
 NUMBERS += (("engines", ("running", "waiting", "kv_use", "prefix_queries", "prefix_hits")),)
 
-finite = st.floats(allow_nan=False, allow_infinity=False)
-measurements = st.one_of(
-    finite.map(lambda value: pb.Measurement(value=value)),
-    st.integers(0, 4).map(lambda reason: pb.Measurement(missing=reason)),
-    st.just(pb.Measurement()),
-    st.none(),
-)
+plausible = st.floats(0, 1)
+"""Whatever it is of."""
+
+
+def measurements(name):
+    return st.one_of(
+        st.floats(*RANGES[name]).map(lambda value: pb.Measurement(value=value)),
+        st.integers(0, 4).map(lambda reason: pb.Measurement(missing=reason)),
+        st.just(pb.Measurement()),
+        st.none(),
+    )
 
 
 def messages(kind, numbers, **others):
-    fields = dict.fromkeys(numbers, measurements) | others
+    fields = {name: measurements(name) for name in numbers} | others
     return st.builds(lambda **found: kind(**{k: v for k, v in found.items() if v is not None}), **fields)
 
 
@@ -36,7 +43,7 @@ samples = st.builds(
             NUMBERS[0][1],
             uuid=st.text(max_size=3),
             throttle_reasons=st.lists(st.sampled_from(["hw_thermal", "sw_power_cap"]), max_size=2),
-            ecc_errors=measurements,
+            ecc_errors=measurements("ecc_errors"),
         ),
         max_size=3,
     ),
@@ -87,7 +94,7 @@ def test_numbers_are_those_of_protobuf(sample):
 def test_words_are_all_else(sample, data):
     words = SCANNER.scan(wire(sample)).words
     count = len(numbers_of(sample))
-    other = put_numbers(sample, data.draw(st.lists(finite, min_size=count, max_size=count)))
+    other = put_numbers(sample, data.draw(st.lists(plausible, min_size=count, max_size=count)))
     other.sequence += other.sequence < 2**63 - 1
     other.taken.seconds = data.draw(st.integers(0, 2**31))
     for each in other.devices:
@@ -142,6 +149,25 @@ def test_broken_bytes_are_left_to_protobuf_or_read_as_it_does(sample, data):
 )
 def test_what_is_no_plain_sample_is_left_to_protobuf(message):
     assert SCANNER.scan(message.SerializeToString()) is None
+
+
+def of_one(name, value):
+    """A sample that says this, and where."""
+    kind, part = ("devices", pb.DeviceSample) if name in NUMBERS[0][1] else ("engines", pb.EngineSample)
+    return kind, pb.Sample(**{kind: [part(**{name: pb.Measurement(value=value)})]})
+
+
+@pytest.mark.parametrize("name", sorted({name for _, names in NUMBERS for name in names}))
+def test_a_number_that_cannot_be_is_unknown_and_read_by_objects(name):
+    least, most = RANGES[name]
+    for value in (least, most, (least + most) / 2):
+        kind, sample = of_one(name, value)
+        assert SCANNER.scan(wire(sample)).numbers.tolist() == [value]
+        assert getattr(getattr(sample_from_proto(sample), kind)[0], name) == Measurement(value)
+    for value in (nextafter(least, -inf), nextafter(most, inf), -1e9, 1e300, nan, inf, -inf):
+        kind, sample = of_one(name, value)
+        assert SCANNER.scan(wire(sample)) is None
+        assert getattr(getattr(sample_from_proto(sample), kind)[0], name) == UNKNOWN
 
 
 def sample_of(*parts):

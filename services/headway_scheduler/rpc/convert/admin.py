@@ -39,6 +39,7 @@ from headway_scheduler.domain.endpoint import SchedulingState
 from headway_scheduler.domain.fleet_view import EndpointView, NodeView
 from headway_scheduler.domain.resources import Resource, name_of, noun_of
 from headway_scheduler.errors import InvalidField
+from headway_scheduler.rpc.convert.numbers import uint32
 
 __all__ = [
     "BINDINGS",
@@ -631,7 +632,7 @@ def node_message(node: NodeView, state: SchedulingState) -> admin_pb2.Node:
         agent_version=node.agent_version,
         endpoints=node.endpoints,
         devices=node.devices,
-        inflight=node.inflight,
+        inflight=uint32(node.inflight),
         clock_skew_s=node.clock_skew_s,
     )
 
@@ -645,7 +646,7 @@ def endpoint_message(endpoint: EndpointView, state: SchedulingState) -> admin_pb
         labels=endpoint.labels,
         models=[f"{names.MODELS}/{model}" for model in endpoint.models],
         healthy=endpoint.healthy,
-        inflight=endpoint.inflight,
+        inflight=uint32(endpoint.inflight),
     )
 
 

@@ -10,6 +10,7 @@ from headway_scheduler.domain.desired import Principal
 from headway_scheduler.domain.names import ENDPOINTS, TENANTS
 from headway_scheduler.record.entry import Candidate, Entry
 from headway_scheduler.record.ring import Filter
+from headway_scheduler.rpc.convert.numbers import uint32
 from headway_scheduler.rpc.convert.routing import why_to_proto
 
 __all__ = ["entry_to_proto", "filter_from_proto"]
@@ -88,7 +89,7 @@ def _candidate(candidate: Candidate) -> pb.Candidate:
         chosen=candidate.chosen,
         cost=candidate.cost,
         predicted_ttft_ms=candidate.predicted_ttft_ms,
-        matched_tokens=candidate.matched_tokens,
+        matched_tokens=uint32(candidate.matched_tokens),
         soft_guards=candidate.soft_guards,
     )
 

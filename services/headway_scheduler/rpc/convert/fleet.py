@@ -14,6 +14,7 @@ from headway_scheduler.domain.measurement import MissingReason
 from headway_scheduler.domain.names import ENDPOINTS, GPU_GROUPS, NODES, STRATEGIES, TENANTS
 from headway_scheduler.fleet.members import Endpoint, Node
 from headway_scheduler.rpc.convert.admin import bypassed_names
+from headway_scheduler.rpc.convert.numbers import uint32
 from headway_scheduler.rpc.convert.routing import known
 from headway_scheduler.rpc.convert.telemetry import (
     device_sample_to_proto,
@@ -111,8 +112,8 @@ def endpoint_to_proto(scheduler: Scheduler, endpoint: Endpoint, now: float) -> p
         healthy=not closed,
         hard_guards=list(closed),
         soft_guards=_soft_guards(scheduler, slot),
-        reservations=int(columns.inflight[slot]),
-        inflight=int(columns.inflight[slot] + columns.external[slot]),
+        reservations=uint32(columns.inflight[slot]),
+        inflight=uint32(columns.inflight[slot] + columns.external[slot]),
         weighted_inflight=float(columns.weight_micro[slot] / 1e6 + columns.external[slot]),
         queued_prefill_ms=float(columns.prefill_us[slot] / 1e3),
         sample=None if sample is None else engine_sample_to_proto(sample),

@@ -26,6 +26,7 @@ from headway_scheduler.errors import InvalidField
 from headway_scheduler.fleet.columns import Columns
 from headway_scheduler.index.hashing import SCHEMES, TOKENS
 from headway_scheduler.learning.history import classify
+from headway_scheduler.rpc.convert.numbers import uint32
 
 __all__ = ["MAX_PROMPT_BYTES", "decision_to_proto", "explanation_to_proto", "request_from_proto", "write_decision"]
 
@@ -276,8 +277,8 @@ def _rows(rows: Iterable[Row], columns: Columns, now: float) -> list[pb.ExplainR
                 soft_guards=row.soft_guards,
                 cost=row.cost,
                 predicted_ttft_ms=row.predicted_ttft_ms,
-                matched_tokens=row.matched_tokens,
-                inflight=int(columns.inflight[slot] + columns.external[slot]),
+                matched_tokens=uint32(row.matched_tokens),
+                inflight=uint32(columns.inflight[slot] + columns.external[slot]),
                 weighted_inflight=float(columns.weight_micro[slot] / 1e6 + columns.external[slot]),
                 queued_prefill_ms=float(columns.prefill_us[slot] / 1e3),
                 memory_pressure=known(columns.memory_pressure[slot]),

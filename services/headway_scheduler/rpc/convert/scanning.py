@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headway_scheduler.compiling import compiled
+from headway_scheduler.domain.plausible import RANGES
 from headway_scheduler.fleet.columns import FloatColumn, IntColumn
-from headway_scheduler.fleet.readings import Throttles
+from headway_scheduler.fleet.readings import DEVICE_NUMBERS, ENGINE_NUMBERS, Throttles
 
 __all__ = ["SampleScanner", "Scanned"]
 
@@ -47,6 +48,24 @@ _VALUE: Final = 1 << 3 | 1
 _VALUE_BYTES: Final = 9
 """Of a Measurement that is one."""
 
+_OF_ENGINES: Final = 8
+"""Added to the number of an engine's field, to tell it from a device's."""
+
+
+def _bounds(end: int) -> FloatColumn:
+    """Of each number, by its field: what it is at least (0), or at most (1)."""
+    found = np.zeros(2 * _OF_ENGINES)
+    for names, first in (
+        (DEVICE_NUMBERS, _NUMBERS_OF_DEVICES[0]),
+        (ENGINE_NUMBERS, _OF_ENGINES + _NUMBERS_OF_ENGINES[0]),
+    ):
+        found[first : first + len(names)] = [RANGES[name][end] for name in names]
+    return found
+
+
+_LEAST: Final = _bounds(0)
+_MOST: Final = _bounds(1)
+
 
 class Scanned(NamedTuple):
     """Samples of equal words differ in sequence, time, numbers and throttle reasons only.
@@ -62,11 +81,13 @@ class Scanned(NamedTuple):
 
 
 class SampleScanner:
-    """Parts samples. What it does not expect it leaves to protobuf: other fields, another order, values not finite."""
+    """Parts samples. What it does not expect it leaves to protobuf: other fields or order, values that cannot be."""
 
     def __init__(self) -> None:
         self._numbers = np.empty(_MOST_BYTES // 8)
         self._bits = self._numbers.view(np.uint8)
+        self._fields = np.empty(_MOST_BYTES // 8, np.uint8)
+        """Which each number is of."""
         self._words = np.empty(_HEAD_BYTES * _MOST_BYTES, np.uint8)
         self._reasons = np.empty(_MOST_BYTES, np.uint8)
         self._found = np.zeros(4, np.int64)
@@ -75,9 +96,11 @@ class SampleScanner:
 
     def scan(self, raw: bytes) -> Scanned | None:
         """The sample in a ConnectRequest; None: protobuf has to say what this is."""
-        if len(raw) > _MOST_BYTES or not _scan(raw, self._bits, self._words, self._reasons, self._found):
+        if len(raw) > _MOST_BYTES or not _scan(raw, self._bits, self._fields, self._words, self._reasons, self._found):
             return None
         sequence, numbers, words, reasons = self._found.tolist()
+        if not _plausible(self._numbers[:numbers], self._fields, _LEAST, _MOST):
+            return None
         throttles = self._throttled(self._reasons[:reasons].tobytes()) if reasons else _UNTHROTTLED
         if throttles is None:
             return None
@@ -129,9 +152,17 @@ def _copy(raw: bytes, at: int, end: int, into: Bytes, to: int) -> int:
     return to + end - at
 
 
-@compiled(f"int64({_RAW}, int64, int64, int64, uint8[::1], uint8[::1], uint8[::1], int64[::1])")
+@compiled(f"int64({_RAW}, int64, int64, int64, uint8[::1], uint8[::1], uint8[::1], uint8[::1], int64[::1])")
 def _part(
-    raw: bytes, at: int, end: int, device: int, bits: Bytes, words: Bytes, reasons: Bytes, found: IntColumn
+    raw: bytes,
+    at: int,
+    end: int,
+    device: int,
+    bits: Bytes,
+    fields: Bytes,
+    words: Bytes,
+    reasons: Bytes,
+    found: IntColumn,
 ) -> int:
     """One device, by its number, or engine: -1. Where it ends; negative: unexpected."""
     first, last = _NUMBERS_OF_DEVICES if device >= 0 else _NUMBERS_OF_ENGINES
@@ -157,17 +188,26 @@ def _part(
             continue
         told = stop
         if measured and kind == _BYTES and size == _VALUE_BYTES and raw[at] == _VALUE:
-            if raw[stop - 1] & 0x7F == 0x7F and raw[stop - 2] >= 0xF0:
-                return -1  # NaN or infinite
             told = at + 1
+            fields[found[1]] = field if device >= 0 else field + _OF_ENGINES
             found[1] = _copy(raw, told, stop, bits, found[1] * 8) // 8
         found[2] = _copy(raw, begin, told, words, found[2])
         at = stop
     return at
 
 
-@compiled(f"boolean({_RAW}, uint8[::1], uint8[::1], uint8[::1], int64[::1])")
-def _scan(raw: bytes, bits: Bytes, words: Bytes, reasons: Bytes, found: IntColumn) -> bool:
+@compiled("boolean(float64[::1], uint8[::1], float64[::1], float64[::1])")
+def _plausible(numbers: FloatColumn, fields: Bytes, least: FloatColumn, most: FloatColumn) -> bool:
+    """Is each of them what such a number may be? NaN is not."""
+    for number in range(len(numbers)):
+        field = fields[number]
+        if not least[field] <= numbers[number] <= most[field]:
+            return False
+    return True
+
+
+@compiled(f"boolean({_RAW}, uint8[::1], uint8[::1], uint8[::1], uint8[::1], int64[::1])")
+def _scan(raw: bytes, bits: Bytes, fields: Bytes, words: Bytes, reasons: Bytes, found: IntColumn) -> bool:
     """`found`: the sequence, and how many numbers, bytes of words and of reasons there are."""
     found[:] = 0
     end = len(raw)
@@ -192,7 +232,7 @@ def _scan(raw: bytes, bits: Bytes, words: Bytes, reasons: Bytes, found: IntColum
         elif tag in (_DEVICE, _ENGINE):
             head = found[2]
             found[2] = head + _HEAD_BYTES
-            at = _part(raw, at, at + size, devices if tag == _DEVICE else -1, bits, words, reasons, found)
+            at = _part(raw, at, at + size, devices if tag == _DEVICE else -1, bits, fields, words, reasons, found)
             if at < 0:
                 return False
             devices += tag == _DEVICE

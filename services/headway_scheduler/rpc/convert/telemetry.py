@@ -1,6 +1,5 @@
 """Telemetry's messages to domain values. Proto messages stop here."""
 
-from math import isfinite
 from typing import Final
 
 from headway.telemetry.v1 import telemetry_pb2 as pb
@@ -9,6 +8,7 @@ from headway_scheduler.domain.device import Device, DeviceEvent, DeviceEventKind
 from headway_scheduler.domain.endpoint import EndpointSpec, EngineRole, EngineSample
 from headway_scheduler.domain.measurement import UNKNOWN, Measurement, MissingReason
 from headway_scheduler.domain.names import ENDPOINTS, MODELS, NODES, check_id, endpoint_id
+from headway_scheduler.domain.plausible import MOST, MOST_TOKENS, RANGES, SMALLEST_LIMIT
 from headway_scheduler.domain.telemetry import Hello, KvEvents, Sample
 from headway_scheduler.errors import InvalidField
 from headway_scheduler.index.hashing import SCHEMES, TOKENS
@@ -56,17 +56,23 @@ _EVENTS: Final = {
 }
 
 
-def _measured(message: pb.Measurement) -> Measurement:
+def _measured(message: pb.Measurement, least_and_most: tuple[float, float]) -> Measurement:
+    """Unknown where it is beyond what can be, or no number."""
     value = message.value
     if value or message.WhichOneof("kind") == "value":  # one that is not 0 says by itself that it is there
-        return Measurement(value) if isfinite(value) else UNKNOWN
+        least, most = least_and_most
+        return Measurement(value) if least <= value <= most else UNKNOWN
     return _REASONS.get(message.missing, UNKNOWN)
 
 
 def _measured_size(message: pb.Measurement) -> Measurement:
     """A capacity: an engine that says 0 does not know it yet."""
-    found = _measured(message)
-    return UNKNOWN if found.value is not None and found.value <= 0 else found
+    found = _measured(message, (0.0, MOST_TOKENS))
+    return UNKNOWN if found.value == 0 else found
+
+
+def _limit(message: pb.Device, name: str) -> Measurement:
+    return _measured(getattr(message, name), (SMALLEST_LIMIT, MOST[name]))
 
 
 def _measured_back(measurement: Measurement) -> pb.Measurement:
@@ -102,9 +108,9 @@ def _device(message: pb.Device, field: str) -> Device:
         uuid=message.uuid,
         kind=_KINDS[message.kind],
         product=message.product,
-        memory_total_bytes=_measured(message.memory_total_bytes),
-        power_limit_w=_measured(message.power_limit_w),
-        temperature_slowdown_c=_measured(message.temperature_slowdown_c),
+        memory_total_bytes=_limit(message, "memory_total_bytes"),
+        power_limit_w=_limit(message, "power_limit_w"),
+        temperature_slowdown_c=_limit(message, "temperature_slowdown_c"),
         parent_uuid=message.parent_uuid,
         driver_version=message.driver_version,
         index=message.index,
@@ -143,16 +149,16 @@ def spec_from_proto(message: pb.EngineEndpoint, field: str) -> EndpointSpec:
 
 def sample_from_proto(message: pb.Sample) -> Sample:
     """One reading. Written for speed, there are thousands a second: values in the order of their fields."""
-    measured = _measured
+    measured, ranges = _measured, RANGES
     devices = [
         DeviceSample(
             each.uuid,
-            measured(each.memory_used_bytes),
-            measured(each.utilization),
-            measured(each.temperature_c),
-            measured(each.power_w),
+            measured(each.memory_used_bytes, ranges["memory_used_bytes"]),
+            measured(each.utilization, ranges["utilization"]),
+            measured(each.temperature_c, ranges["temperature_c"]),
+            measured(each.power_w, ranges["power_w"]),
             tuple(each.throttle_reasons),
-            measured(each.ecc_errors),
+            measured(each.ecc_errors, ranges["ecc_errors"]),
         )
         for each in message.devices
     ]
@@ -160,11 +166,11 @@ def sample_from_proto(message: pb.Sample) -> Sample:
         EngineSample(
             each.address,
             each.dp_rank,
-            measured(each.running),
-            measured(each.waiting),
-            measured(each.kv_use),
-            measured(each.prefix_queries),
-            measured(each.prefix_hits),
+            measured(each.running, ranges["running"]),
+            measured(each.waiting, ranges["waiting"]),
+            measured(each.kv_use, ranges["kv_use"]),
+            measured(each.prefix_queries, ranges["prefix_queries"]),
+            measured(each.prefix_hits, ranges["prefix_hits"]),
             each.ready,
         )
         for each in message.engines
