@@ -253,6 +253,11 @@ class Config(BaseSettings):
         return all(_is_loopback(address) for address in (self.listen, self.listen_http, self.listen_mtls) if address)
 
     @property
+    def http_on_loopback(self) -> bool:
+        """Does HTTP listen on this host alone?"""
+        return _is_loopback(self.listen_http)
+
+    @property
     def certificate_required(self) -> bool:
         """Must every client on `listen` show a certificate?"""
         return self.tls_client_ca is not None and not self.listen_mtls

@@ -54,6 +54,7 @@ class HttpDoor:
         )
         self._certificate_required = config.certificate_required
         self._private = config.http_is_private
+        self._on_loopback = config.http_on_loopback
         self._longest_body = config.max_message_bytes
 
     def admit(self, request: web.Request, method: str, *, relayed: bool = False) -> Principal:
@@ -75,7 +76,7 @@ class HttpDoor:
         except NoCredential as error:
             raise self._refusal(error, request) from None
         if not relayed:
-            if identity.shown is Shown.NONE:
+            if identity.shown is Shown.NONE and self._on_loopback:
                 check_host(request)
             if identity.shown in _UNASKED:
                 check_origin(request)

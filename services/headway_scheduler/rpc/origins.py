@@ -16,8 +16,8 @@ _SAME: Final = frozenset({"same-origin", "none"})
 def check_host(request: web.Request) -> None:
     """Raises ForeignOrigin where it was asked for under another name than this host's own to itself.
 
-    For where nobody need show a credential: anyone can have a name of theirs resolve to 127.0.0.1, and then their page
-    is of the same origin as what answers (DNS rebinding). Every browser sends a Host.
+    For where nobody need show a credential, and only this host can call: anyone can have a name of theirs resolve to
+    127.0.0.1, and then their page is of the same origin as what answers (DNS rebinding). Every browser sends a Host.
     """
     host = request.headers.get("Host")
     if host is None or _is_here(host):

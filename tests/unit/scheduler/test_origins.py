@@ -100,3 +100,16 @@ async def test_a_caller_without_a_host_is_no_browser(client):
     writer.write(b"POST /v1/route HTTP/1.0\r\nContent-Length: %d\r\n\r\n%b" % (len(ROUTE), ROUTE))
     assert (await reader.readline()).split()[1] == b"200"
     writer.close()
+
+
+async def test_an_open_scheduler_beyond_loopback_answers_under_any_name():
+    """Its callers say the name of a service; `insecure` says that nobody else gets there."""
+    config = {"listen_http": "0.0.0.0:0", "insecure": True, "require_credentials": False}
+    async with connect_to(rig(HEADWAY_DATABASE_URL="postgresql://db/x", **config).scheduler) as client:
+        sent = {"Content-Type": JSON, "Host": "headway.svc:7071"}
+        async with client.session.post(f"{client.url}/v1/route", data=ROUTE, headers=sent) as answer:
+            assert answer.status == 200
+        async with client.session.post(
+            f"{client.url}/v1/route", data=ROUTE, headers={**sent, "Origin": "http://evil.example"}
+        ) as answer:
+            assert answer.status == 403
